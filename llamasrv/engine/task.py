@@ -158,6 +158,10 @@ class Task:
     control_cmpl_id: str = ""
     #: Name by which CONTROL tasks and logs refer to the request.
     cmpl_id: str = ""
+    #: Place in the order of arrival, given by the queue.
+    arrival: int = -1
+    #: How many younger tasks started before this one because they named their slot.
+    n_passed: int = 0
 
     @property
     def n_tokens(self) -> int:

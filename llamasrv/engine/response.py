@@ -1,0 +1,82 @@
+"""The way back: results from the main loop to the threads that wait for them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+
+from llamasrv.engine.result import Result
+
+
+class Mailbox:
+    """Results for one reader, in order of sending, under a condition of its own: no other reader wakes."""
+
+    __slots__ = ("condition", "results")
+
+    def __init__(self) -> None:
+        self.condition = threading.Condition(threading.Lock())
+        self.results: deque[Result] = deque()
+
+
+class ServerResponse:
+    """Routes each result to the mailbox that waits for its task id; a result nobody waits for is dropped."""
+
+    def __init__(self) -> None:
+        self._boxes: dict[int, Mailbox] = {}
+        self._lock = threading.Lock()
+        self._terminated = False
+
+    @property
+    def terminated(self) -> bool:
+        return self._terminated
+
+    def add_waiting_task_ids(self, ids: Iterable[int]) -> Mailbox:
+        """Open one mailbox for all these task ids."""
+        box = Mailbox()
+        with self._lock:
+            for id_task in ids:
+                self._boxes[id_task] = box
+        return box
+
+    def remove_waiting_task_ids(self, ids: Iterable[int]) -> None:
+        """Results for these ids are dropped from now on."""
+        with self._lock:
+            for id_task in ids:
+                self._boxes.pop(id_task, None)
+
+    def is_waiting(self, id_task: int) -> bool:
+        """Whether somebody still waits for results of this task."""
+        return id_task in self._boxes
+
+    def send(self, result: Result) -> None:
+        """Deliver a result and wake its reader. Never blocks on a reader."""
+        box = self._boxes.get(result.id)
+        if box is None:
+            return
+        with box.condition:
+            box.results.append(result)
+            box.condition.notify()
+
+    def recv(self, box: Mailbox, timeout: float) -> Result | None:
+        """The next result of a mailbox, or None after ``timeout`` seconds or when the server terminates.
+
+        Results that were sent before termination are still handed out.
+        """
+        deadline = time.monotonic() + timeout
+        with box.condition:
+            while not box.results:
+                remaining = deadline - time.monotonic()
+                if self._terminated or remaining <= 0 or not box.condition.wait(remaining):
+                    break
+            return box.results.popleft() if box.results else None
+
+    def terminate(self) -> None:
+        """Wake every reader, for good."""
+        with self._lock:
+            self._terminated = True
+            boxes = set(self._boxes.values())
+        for box in boxes:
+            with box.condition:
+                box.condition.notify_all()
