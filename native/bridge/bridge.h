@@ -88,6 +88,11 @@ LSRV_API int32_t lsrv_model_info_json(lsrv_engine * engine, const lsrv_params * 
 
 /* Apply the adapters in `indices` (into the list of --lora) with their scales; all others are off. */
 LSRV_API int32_t lsrv_engine_set_lora(lsrv_engine * engine, const int32_t * indices, const float * scales, int32_t n, char ** err);
+/* The adapters of --lora as loaded: [{"path", "scale", "task_name", "prompt_prefix", "alora_invocation_tokens"}, ...] */
+LSRV_API int32_t lsrv_engine_lora_json(const lsrv_engine * engine, char ** out, char ** err);
+
+/* llama_set_embeddings; lsrv_decode() has to know, since every entry is an output while it is on. */
+LSRV_API void lsrv_engine_set_embeddings(lsrv_engine * engine, bool embeddings);
 
 /* ---- decode --------------------------------------------------------------------------------------------------- */
 
