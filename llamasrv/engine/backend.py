@@ -73,6 +73,7 @@ class Backend(Protocol):
     n_swa: int
     add_bos: bool
     has_memory: bool
+    causal_attn: bool
     can_shift: bool
     seq_rm_type: SeqRm
     pooling_type: int

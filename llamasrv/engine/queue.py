@@ -125,6 +125,14 @@ class ServerQueue:
             self._time_last_task = time.monotonic()
             return task is not None
 
+    def take_deferred(self, id_slot: int) -> Task | None:
+        """Remove and return the task that :meth:`pop_deferred_task` would move."""
+        with self._lock:
+            task = self._pick_deferred(id_slot)
+            if task is not None:
+                self.deferred.remove(task)
+            return task
+
     def _pick_deferred(self, id_slot: int) -> Task | None:
         any_slot: Task | None = None
         for task in self.deferred:
@@ -171,6 +179,11 @@ class ServerQueue:
     @property
     def terminated(self) -> bool:
         return self._terminated
+
+    def remove_pending(self, id_target: int) -> None:
+        """Forget a task that has not started."""
+        with self._lock:
+            self._remove_pending(id_target)
 
     def _remove_pending(self, id_target: int) -> None:
         for pending in (self.tasks, self.deferred, self.unhandled):

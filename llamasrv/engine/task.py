@@ -150,6 +150,8 @@ class Task:
     id_parent: int = -1
     child_tasks: list[Task] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
+    #: Numbers of tokens before which a user message begins (chat), ascending.
+    user_starts: tuple[int, ...] = ()
     params: TaskParams = field(default_factory=TaskParams)
     slot_action: SlotAction | None = None
     metrics_reset_bucket: bool = False
@@ -160,6 +162,7 @@ class Task:
     cmpl_id: str = ""
     #: Place in the order of arrival, given by the queue.
     arrival: int = -1
+    was_deferred: bool = False
     #: How many younger tasks started before this one because they named their slot.
     n_passed: int = 0
 
@@ -203,6 +206,7 @@ class Task:
                 type=self.type,
                 id_parent=self.id,
                 tokens=self.tokens,
+                user_starts=self.user_starts,
                 params=replace(self.params, sampling=sampling),
                 cmpl_id=self.cmpl_id,
             )

@@ -1,0 +1,408 @@
+"""The engine: owns the model, the slots and the main loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from llamasrv import binding
+from llamasrv.engine.backend import Backend, BackendError
+from llamasrv.engine.config import EngineConfig
+from llamasrv.engine.emit import Emitter
+from llamasrv.engine.log import slt_inf, slt_trc, srv_dbg, srv_inf, srv_trc, srv_wrn
+from llamasrv.engine.meta import ServerMeta
+from llamasrv.engine.metrics import ServerMetrics
+from llamasrv.engine.native import NativeBackend
+from llamasrv.engine.prompt_cache import Adapters
+from llamasrv.engine.queue import ServerQueue
+from llamasrv.engine.reader import ResponseReader
+from llamasrv.engine.response import ServerResponse
+from llamasrv.engine.result import (
+    ErrorType,
+    GetLoraResult,
+    LoraInfo,
+    MetricsResult,
+    SetLoraResult,
+    SlotsResult,
+)
+from llamasrv.engine.slot import Slot, SlotState
+from llamasrv.engine.slots import SlotPool
+from llamasrv.engine.stats import now_us
+from llamasrv.engine.step import Step
+from llamasrv.engine.task import NEEDS_SLOT, READ_ONLY, Task, TaskType
+
+
+class LoadError(RuntimeError):
+    """The model could not be loaded; the text says why."""
+
+
+class ServerContext:
+    """Everything between the queue and the context.
+
+    The thread that calls :meth:`start_loop` owns slots, samplers and the backend. Other threads use :attr:`queue`,
+    :attr:`response`, :meth:`reader`, :meth:`terminate` and, once loaded, :attr:`meta` and :attr:`vocab`.
+    """
+
+    meta: ServerMeta
+    vocab: binding.Vocab
+
+    def __init__(self) -> None:
+        self.queue = ServerQueue()
+        self.response = ServerResponse()
+        self.params: dict[str, Any] = {}
+        self.metrics = ServerMetrics()
+        self.config = EngineConfig()
+        self.pool: SlotPool
+        self.step: Step
+        self._backend: Backend | None = None
+        self._lora: list[float] = []
+        self._lora_info: list[LoraInfo] = []
+        self.emit = Emitter(self.response)
+        self._wired = False
+
+    @classmethod
+    def with_backend(cls, backend: Backend, config: EngineConfig) -> ServerContext:
+        """An engine over a backend that is already loaded."""
+        self = cls()
+        self._attach(backend, config)
+        return self
+
+    # -- start and end
+
+    def load_model(self, params: binding.Params, progress: Callable[[float], bool] | None = None) -> None:
+        """Load model and context and prepare the slots. Raises :class:`LoadError`.
+
+        ``progress`` is told how much of the weights is loaded (0..1); it may return False to stop.
+        """
+        asked = params.to_dict()
+        srv_inf("load_model", "loading model '%s'", asked["model"]["name"])
+        params.set(**_output_limits(asked))
+        try:
+            backend = NativeBackend(params, progress)
+        except binding.NativeError as exc:
+            raise LoadError(str(exc)) from exc
+        self.params = params.to_dict()
+        config = EngineConfig.from_params(self.params)
+        self._disable_unsupported(backend, config)
+        self._attach(backend, config)
+        self.vocab = backend.model.vocab
+        self.meta = _meta(backend, self.params, self.pool.slots[0].n_ctx)
+
+    @staticmethod
+    def _disable_unsupported(backend: Backend, config: EngineConfig) -> None:
+        if not backend.can_shift:
+            if config.ctx_shift:
+                config.ctx_shift = False
+                srv_wrn("load_model", "ctx_shift is not supported by this context, it will be disabled")
+            if config.n_cache_reuse:
+                config.n_cache_reuse = 0
+                srv_wrn("load_model", "cache_reuse is not supported by this context, it will be disabled")
+        if config.swa_full and backend.n_swa == 0:
+            config.swa_full = False
+            srv_wrn("load_model", "swa_full is not supported by this model, it will be disabled")
+        if config.cache_idle_slots and config.cache_ram_mib == 0:
+            config.cache_idle_slots = False
+            srv_wrn("load_model", "--cache-idle-slots requires --cache-ram, disabling")
+
+    def _attach(self, backend: Backend, config: EngineConfig) -> None:
+        self._backend = backend
+        self.config = config
+        self._lora = list(config.lora)
+        n_ctx_slot = self._slot_context(backend, config)
+        srv_inf(
+            "load_model",
+            "initializing, n_slots = %d, n_ctx_slot = %d, kv_unified = '%s'",
+            config.n_parallel,
+            n_ctx_slot,
+            "true" if config.kv_unified else "false",
+        )
+        self.pool = SlotPool(backend, config, n_ctx_slot, tuple(self._lora))
+        if self.pool.cache is not None:
+            limit = "no limit" if config.cache_ram_mib < 0 else f"{config.cache_ram_mib} MiB"
+            srv_trc("load_model", "prompt cache is enabled, size limit: %s", limit)
+        if config.cache_idle_slots and self.pool.cache is not None:
+            srv_dbg("load_model", "__TEST_TAG_CACHE_IDLE_SLOTS_ENABLED__")
+        self.step = Step(
+            backend, config, self.pool, self.emit, self.metrics, self.queue.yield_to_queue, self.release
+        )
+        if not self._wired:
+            self._wired = True
+            self.queue.on_new_task(self.process_task)
+            self.queue.on_update_slots(self.update_slots)
+
+    @staticmethod
+    def _slot_context(backend: Backend, config: EngineConfig) -> int:
+        """Context of one slot: that of a sequence, capped by --kv-unified-per-slot and by the model's training."""
+        n_ctx = backend.n_ctx_seq
+        cap = config.kv_unified_per_slot
+        if cap > 0:
+            if n_ctx > cap:
+                srv_inf("load_model", "capping per-slot context (%d) to --kv-unified-per-slot (%d)", n_ctx, cap)
+            elif cap > n_ctx:
+                srv_wrn(
+                    "load_model",
+                    "--kv-unified-per-slot (%d) exceeds the per-slot pool capacity (%d) - cap has no effect",
+                    cap,
+                    n_ctx,
+                )
+            n_ctx = min(n_ctx, cap)
+        if n_ctx > backend.n_ctx_train:
+            srv_wrn(
+                "load_model",
+                "the slot context (%d) exceeds the training context of the model (%d) - capping",
+                n_ctx,
+                backend.n_ctx_train,
+            )
+        return min(n_ctx, backend.n_ctx_train)
+
+    def start_loop(self) -> None:
+        """Work until :meth:`terminate`; blocks the calling thread, which from then on owns the engine."""
+        idle = self.config.sleep_idle_seconds
+        self.queue.start_loop(idle * 1000 if idle >= 0 else -1)
+
+    def terminate(self) -> None:
+        """End the main loop from any thread, also out of a running decode; readers are woken."""
+        self.queue.terminate()
+        if self._backend is not None:
+            self._backend.stop()
+        self.response.terminate()
+
+    def close(self) -> None:
+        """Free model and context. Only after the loop has ended."""
+        backend, self._backend = self._backend, None
+        if backend is not None:
+            for slot in self.pool.slots:
+                slot.reset()
+            backend.close()
+
+    def reader(self) -> ResponseReader:
+        return ResponseReader(self.queue, self.response)
+
+    def metrics_snapshot(self) -> MetricsResult:
+        """Counters as they are, without asking the main loop."""
+        return MetricsResult(
+            id=-1,
+            metrics=self.metrics.copy(),
+            n_processing_slots=self.pool.n_processing,
+            n_tasks_deferred=self.queue.n_deferred,
+        )
+
+    # -- tasks
+
+    def process_task(self, task: Task, is_yielding: bool = False) -> bool:
+        """Handle one task. False: refused, because a native call is running and the task would change something."""
+        if is_yielding and task.type not in READ_ONLY:
+            return False
+        if task.type in NEEDS_SLOT:
+            self._schedule(task)
+        elif task.type is TaskType.CANCEL:
+            self._cancel(task.id_target)
+        elif task.type is TaskType.METRICS:
+            result = self.metrics_snapshot()
+            result.id = task.id
+            if task.metrics_reset_bucket:
+                self.metrics.reset_bucket()
+            self.response.send(result)
+        elif task.type is TaskType.SLOT_GET:
+            slots = [slot.snapshot(self.config.slots_debug) for slot in self.pool.slots]
+            n_idle = sum(not slot.is_processing for slot in slots)
+            self.response.send(SlotsResult(id=task.id, slots=slots, n_idle_slots=n_idle))
+        elif task.type is TaskType.GET_LORA:
+            self._get_lora(task)
+        elif task.type is TaskType.SET_LORA:
+            self._set_lora(task)
+        return True
+
+    def _cancel(self, id_target: int) -> None:
+        # it may have been set aside between the post of the CANCEL and now
+        self.queue.remove_pending(id_target)
+        for slot in self.pool.slots:
+            if slot.task is not None and slot.task.id == id_target:
+                self.release(slot)
+                break
+
+    def _get_lora(self, task: Task) -> None:
+        infos = [
+            LoraInfo(
+                id=i,
+                path=info.path,
+                scale=self._lora[i],
+                task_name=info.task_name,
+                prompt_prefix=info.prompt_prefix,
+                alora_invocation_string=info.alora_invocation_string,
+                alora_invocation_tokens=info.alora_invocation_tokens,
+            )
+            for i, info in enumerate(self._lora_info)
+        ]
+        self.response.send(GetLoraResult(id=task.id, loras=infos))
+
+    def _set_lora(self, task: Task) -> None:
+        scales = task.set_lora or {}
+        self._lora = [scales.get(i, 0.0) for i in range(len(self._lora))]
+        self.response.send(SetLoraResult(id=task.id))
+
+    def _adapters(self, task: Task) -> Adapters:
+        """Scales under which the task is computed: its own, where it names any, else the server's."""
+        scales = task.params.lora
+        if scales is None:
+            return tuple(self._lora)
+        return tuple(scales.get(i, 0.0) for i in range(len(self._lora)))
+
+    # -- scheduling
+
+    def _schedule(self, task: Task) -> bool:
+        """Start a task in a slot, or set it aside. False if it was set aside."""
+        if not self.response.is_waiting(task.id):
+            srv_dbg("schedule", "nobody waits for task %d, dropped", task.id)
+            return True
+        if task.id_slot != -1:
+            task.id_slot %= len(self.pool.slots)
+        if not task.was_deferred and self.queue.has_deferred(task.id_slot):
+            self._defer(task)
+            return False
+        adapters = self._adapters(task)
+        slot, save = self.pool.select(task, adapters)
+        if slot is None or slot.is_processing:
+            self._defer(task)
+            return False
+        children = [free for free in self.pool.free() if free is not slot][: len(task.child_tasks)]
+        if len(children) < len(task.child_tasks):
+            self._defer(task)
+            return False
+        if save:
+            self.pool.swap_prompt(slot, task.tokens, adapters)
+        if self._launch_all(task, slot, children, adapters):
+            self.pool.publish_idle()
+        return True
+
+    def _defer(self, task: Task) -> None:
+        srv_dbg("schedule", "no slot is available, defer task, id_task = %d", task.id)
+        task.was_deferred = True
+        self.queue.defer(task)
+
+    def _launch_all(self, task: Task, slot: Slot, children: list[Slot], adapters: Adapters) -> bool:
+        """Start a task and its children together, or none of them: then all are answered with the error."""
+        started: list[Slot] = []
+        try:
+            for part, place in zip([*task.child_tasks, task], [*children, slot]):
+                self._launch(place, part, adapters)
+                started.append(place)
+        except (BackendError, ValueError) as exc:
+            for place in started:
+                self.release(place)
+            self.emit.error(task, str(exc), ErrorType.INVALID_REQUEST)
+            return False
+        return True
+
+    def _launch(self, slot: Slot, task: Task, adapters: Adapters) -> None:
+        """Bind a task to a free slot. Raises ValueError or BackendError if the task cannot run at all."""
+        backend = self._backend
+        assert backend is not None
+        if task.tokens and not (min(task.tokens) >= 0 and max(task.tokens) < backend.n_vocab):
+            raise ValueError("Prompt contains invalid tokens")
+        sampler = None
+        if task.need_sampling:
+            try:
+                sampler = backend.new_sampler(task.params.sampling)
+            except BackendError as exc:
+                raise BackendError(f"Failed to initialize samplers: {exc}") from exc
+        if adapters != slot.adapters:
+            slt_trc(slot, "launch_slot", "clearing cache for lora change")
+            self.pool.clear_prompt(slot)
+            slot.adapters = adapters
+        slot.sampler = sampler
+        slot.n_predict_max = task.params.n_predict if task.params.n_predict != -1 else self.config.n_predict
+        slot.task = task
+        slot.state = SlotState.WAIT_OTHER if task.is_child else SlotState.STARTED
+        slt_inf(slot, "launch_slot", "processing task, is_child = %d", task.is_child)
+
+    def release(self, slot: Slot) -> None:
+        """End a slot's task. Tokens and cells stay for the next request, save those of a child."""
+        if not slot.is_processing:
+            return
+        task = slot.task
+        assert task is not None
+        slt_inf(slot, "release", "stop processing: n_tokens = %d, truncated = %d", slot.prompt.n_tokens, slot.truncated)
+        slot.t_last_used = now_us()
+        slot.state = SlotState.IDLE
+        if task.is_child:
+            self.pool.clear_prompt(slot)
+        stats = slot.stats
+        if stats.n_gen > 0:
+            metrics = self.metrics
+            metrics.add_predict(stats.n_gen, stats.n_gen_steps, stats.t_gen_us)
+            metrics.n_draft_tokens += stats.n_draft_tokens
+            metrics.n_draft_accepted += stats.n_draft_accepted
+            metrics.n_draft_verif_steps += stats.n_draft_verif_steps
+        slot.reset()
+        if task.is_parent:
+            self._release_waiting_children(task)
+        self.queue.pop_deferred_task(slot.id)
+
+    def _release_waiting_children(self, parent: Task) -> None:
+        """A parent that ended before its prompt was shared leaves children that would wait for ever."""
+        for slot in self.pool.slots:
+            if slot.state is SlotState.WAIT_OTHER and slot.task is not None and slot.task.id_parent == parent.id:
+                self.emit.slot_error(slot, "the completion whose prompt is shared has ended")
+                self.release(slot)
+
+    def _start_deferred(self) -> None:
+        """Start waiting tasks for which there is room, oldest first."""
+        for slot in self.pool.slots:
+            while not slot.is_processing and self.queue.n_deferred:
+                task = self.queue.take_deferred(slot.id)
+                if task is None or not self._schedule(task):
+                    break
+
+    def update_slots(self) -> None:
+        """One turn of inference; called by the main loop whenever the tasks at hand are handled."""
+        if self.queue.n_deferred:
+            self._start_deferred()
+        if self.pool.n_processing == 0:
+            srv_trc("update_slots", "all slots are idle")
+            self.step.flush_idle()
+            return
+        # an empty task keeps the loop turning until all slots are idle
+        self.queue.post(Task(id=self.queue.get_new_id(), type=TaskType.NEXT_RESPONSE))
+        self.step.run()
+
+
+def _output_limits(params: dict[str, Any]) -> dict[str, int]:
+    """How many outputs one batch can ask for: all entries for embeddings, else one per sequence."""
+    if params["embedding"] or params["pooling_type"] not in ("unspecified", "none"):
+        return {"n_outputs_max": params["n_batch"], "n_outputs_max_per_seq": 1}
+    return {"n_outputs_max": max(1, min(params["n_batch"], params["n_parallel"])), "n_outputs_max_per_seq": 1}
+
+
+def _meta(backend: NativeBackend, params: dict[str, Any], n_ctx_slot: int) -> ServerMeta:
+    model, vocab = backend.model, backend.model.vocab
+    info = model.info()
+    aliases = tuple(params["model_alias"])
+    name = aliases[0] if aliases else params["model"]["name"] or Path(params["model"]["path"]).name
+
+    def text(token: int) -> str:
+        return vocab.piece(token, True).decode(errors="replace") if token >= 0 else ""
+
+    return ServerMeta(
+        build_info=binding.build_info(),
+        model_name=name,
+        model_aliases=aliases,
+        model_tags=tuple(params["model_tags"]),
+        model_path=params["model"]["path"],
+        model_ftype=info["ftype"],
+        model_n_params=model.n_params,
+        model_size=model.size,
+        vocab_type=vocab.type,
+        n_vocab=vocab.n_tokens,
+        n_ctx_train=model.n_ctx_train,
+        n_embd=model.n_embd,
+        slot_n_ctx=n_ctx_slot,
+        pooling_type=backend.pooling_type,
+        bos_token=text(vocab.bos),
+        eos_token=text(vocab.eos),
+        chat_template=info["chat_template"],
+        chat_template_tool_use=info["chat_template_tool_use"],
+        chat_template_caps=info["chat_template_caps"],
+        logit_bias_eog=tuple((int(token), float(bias)) for token, bias in info["logit_bias_eog"]),
+    )

@@ -1,0 +1,138 @@
+"""A slot: one sequence of the context, and who is talking in it."""
+
+from __future__ import annotations
+
+import enum
+
+from llamasrv.engine.backend import Sampler
+from llamasrv.engine.prompt import Prompt
+from llamasrv.engine.prompt_cache import Adapters
+from llamasrv.engine.result import SlotSnapshot, StopType, TokenProb
+from llamasrv.engine.stats import SlotStats
+from llamasrv.engine.task import Task
+from llamasrv.engine.text import GeneratedText
+
+
+class SlotState(enum.Enum):
+    """Life of a task in a slot. Only WAIT_OTHER is skipped by tasks that share nothing."""
+
+    IDLE = enum.auto()
+    #: Assigned; waits until another slot has computed the prompt it will share.
+    WAIT_OTHER = enum.auto()
+    #: Assigned; nothing of the prompt is in a batch yet.
+    STARTED = enum.auto()
+    PROCESSING_PROMPT = enum.auto()
+    #: The whole prompt is in the batch; the first token can be sampled once it is decoded.
+    DONE_PROMPT = enum.auto()
+    GENERATING = enum.auto()
+
+
+class Slot:
+    """Owner of one sequence's KV cells, tokens, checkpoints, sampler, adapters and statistics.
+
+    ``prompt`` mirrors the cells: its tokens are what is in them plus what the batch under way will add. It outlives
+    the task, for the next one that begins alike.
+    """
+
+    __slots__ = (
+        "adapters",
+        "generated_tokens",
+        "has_new_line",
+        "has_next_token",
+        "i_batch",
+        "id",
+        "last_nl_pos",
+        "n_ctx",
+        "n_gen_printed",
+        "n_predict_max",
+        "probs",
+        "prompt",
+        "sampled",
+        "sampler",
+        "state",
+        "stats",
+        "stop",
+        "stopping_word",
+        "t_last_used",
+        "t_print_last",
+        "task",
+        "task_prev",
+        "text",
+        "truncated",
+    )
+
+    def __init__(self, id_slot: int, n_ctx: int, adapters: Adapters = ()) -> None:
+        self.id = id_slot
+        self.n_ctx = n_ctx
+        self.state = SlotState.IDLE
+        self.task: Task | None = None
+        self.task_prev: Task | None = None
+        #: Microseconds of the monotonic clock; -1: never used.
+        self.t_last_used = -1
+        self.prompt = Prompt()
+        #: Adapters under which the cells were computed.
+        self.adapters = adapters
+        self.sampler: Sampler | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the task and what it produced; the prompt stays."""
+        if self.task is not None:
+            self.task_prev = self.task
+        self.task = None
+        if self.sampler is not None:
+            self.sampler.close()
+        self.sampler = None
+        self.sampled = -1
+        #: Batch index whose logits give the next token; -1: none in this batch.
+        self.i_batch = -1
+        self.n_predict_max = -1
+        self.stats = SlotStats()
+        self.text = GeneratedText()
+        self.generated_tokens: list[int] = []
+        self.probs: list[TokenProb] = []
+        self.has_next_token = True
+        self.has_new_line = False
+        self.last_nl_pos = 0
+        self.truncated = False
+        self.stop = StopType.NONE
+        self.stopping_word = ""
+        self.t_print_last = 0
+        self.n_gen_printed = 0
+
+    @property
+    def is_processing(self) -> bool:
+        return self.state is not SlotState.IDLE
+
+    @property
+    def n_remaining(self) -> int:
+        """Tokens still to be generated; -1: no limit."""
+        return -1 if self.n_predict_max == -1 else self.n_predict_max - self.stats.n_gen
+
+    @property
+    def has_budget(self) -> bool:
+        return self.n_predict_max == -1 or self.n_remaining > 0
+
+    def can_batch_with(self, other: Slot) -> bool:
+        """Whether both may be in one batch: same kind of task, same adapters."""
+        assert self.task is not None and other.task is not None
+        return self.task.type is other.task.type and self.adapters == other.adapters
+
+    def snapshot(self, debug: bool) -> SlotSnapshot:
+        """State for GET /slots. ``debug``: with the prompt's tokens and the text."""
+        out = SlotSnapshot(id=self.id, n_ctx=self.n_ctx, is_processing=self.is_processing)
+        task = self.task or self.task_prev
+        if task is not None:
+            out.id_task = task.id
+            out.params = task.params
+            out.n_prompt_tokens = self.prompt.n_tokens
+            out.n_prompt_tokens_processed = self.stats.n_prompt_processed
+            out.n_prompt_tokens_cache = self.stats.n_prompt_cached
+            out.has_next_token = self.has_next_token
+            out.has_new_line = self.has_new_line
+            out.n_remain = self.n_remaining
+            out.n_decoded = self.stats.n_gen
+            if debug:
+                out.prompt = task.tokens
+                out.generated = bytes(self.text.data)
+        return out

@@ -1,0 +1,127 @@
+"""All slots: which one a task gets, and what happens to the prompt that was in it."""
+
+from __future__ import annotations
+
+from llamasrv.engine.backend import Backend
+from llamasrv.engine.config import EngineConfig
+from llamasrv.engine.log import slt_dbg, slt_inf, slt_trc, slt_wrn, srv_trc, srv_wrn
+from llamasrv.engine.prompt import common_prefix
+from llamasrv.engine.prompt_cache import Adapters, PromptCache
+from llamasrv.engine.slot import Slot
+from llamasrv.engine.task import Task, TaskType
+
+
+class SlotPool:
+    """The slots of one context. ``cache`` is None when the RAM cache is off."""
+
+    def __init__(self, backend: Backend, config: EngineConfig, n_ctx_slot: int, adapters: Adapters) -> None:
+        self.backend = backend
+        self.config = config
+        self.slots = [Slot(i, n_ctx_slot, adapters) for i in range(config.n_parallel)]
+        self.cache = PromptCache(config.cache_ram_mib, backend.n_ctx) if config.cache_ram_mib != 0 else None
+
+    def by_id(self, id_slot: int) -> Slot:
+        """The slot with this number; numbers beyond the last wrap around."""
+        return self.slots[id_slot % len(self.slots)]
+
+    def free(self) -> list[Slot]:
+        return [slot for slot in self.slots if not slot.is_processing]
+
+    @property
+    def n_processing(self) -> int:
+        return sum(slot.is_processing for slot in self.slots)
+
+    def select(self, task: Task, adapters: Adapters) -> tuple[Slot | None, bool]:
+        """The slot for a task, and whether the prompt in it should go to the RAM cache first.
+
+        A named slot is returned even if it is busy. Otherwise the free slot whose tokens share the largest part of
+        the prompt, if that exceeds ``slot_prompt_similarity``, else the least recently used free one, else None.
+        """
+        threshold = self.config.slot_prompt_similarity
+        chosen: Slot | None = None
+        save = False
+        if task.id_slot != -1:
+            chosen = self.by_id(task.id_slot)
+            if chosen.is_processing:
+                return chosen, False
+        candidates = self.free() if chosen is None else [chosen]
+        if threshold != 0.0 and task.tokens:
+            best = 0.0
+            for slot in candidates:
+                if not slot.prompt.tokens or slot.adapters != adapters:
+                    continue
+                similarity = common_prefix(slot.prompt.tokens, task.tokens) / task.n_tokens
+                if similarity > best and similarity > threshold:
+                    best, chosen = similarity, slot
+            if chosen is not None:
+                keep = best * task.n_tokens / max(1, chosen.prompt.n_tokens)
+                save = keep < 0.5
+                if best > 0.0:
+                    slt_inf(chosen, "select", "selected slot by LCP similarity, sim = %.3f, keep = %.3f", best, keep)
+        if chosen is None:
+            # of equally old ones the last, as the original does
+            chosen = min(reversed(candidates), key=lambda slot: slot.t_last_used, default=None)
+            save = True
+            if chosen is not None:
+                slt_inf(chosen, "select", "selected slot by LRU, t_last = %d", chosen.t_last_used)
+        return chosen, save and task.type is TaskType.COMPLETION
+
+    def swap_prompt(self, slot: Slot, tokens: list[int], adapters: Adapters) -> None:
+        """Save the slot's prompt to the RAM cache and load the entry that fits ``tokens`` best, if it is better."""
+        if self.cache is None:
+            return
+        self.save_prompt(slot)
+        n_held = slot.prompt.n_tokens if slot.adapters == adapters else 0
+        n_shared = common_prefix(slot.prompt.tokens, tokens) if n_held else 0
+        entry = self.cache.best(tokens, adapters, n_shared, n_held)
+        if entry is not None:
+            self.cache.remove(entry)
+            if self.backend.state_set(slot.id, entry.data):
+                slot.prompt = entry.prompt
+                slot.adapters = entry.adapters
+            else:
+                slt_wrn(slot, "swap_prompt", "failed to load prompt from cache")
+                self.clear_prompt(slot)
+        self.cache.update()
+
+    def save_prompt(self, slot: Slot) -> bool:
+        """Copy the slot's prompt and state to the RAM cache. False if it was not wanted there."""
+        if self.cache is None or not slot.prompt.tokens or not self.backend.has_memory:
+            return False
+        backend = self.backend
+        return self.cache.save(
+            slot.prompt, slot.adapters, backend.state_size(slot.id), lambda: backend.state_get(slot.id)
+        )
+
+    def clear_prompt(self, slot: Slot) -> None:
+        """Remove all cells of the slot and forget its tokens."""
+        slt_trc(slot, "clear_prompt", "clearing prompt with %d tokens", slot.prompt.n_tokens)
+        if self.backend.has_memory:
+            self.backend.seq_rm(slot.id, -1, -1)
+        slot.prompt.clear()
+
+    def publish_idle(self) -> None:
+        """Copy the prompts of idle slots to the RAM cache; in a unified buffer also give their cells back."""
+        if not self.config.cache_idle_slots or self.cache is None:
+            return
+        for slot in self.free():
+            if not slot.prompt.tokens:
+                continue
+            slt_trc(slot, "publish_idle", "saving idle slot to prompt cache")
+            if self.save_prompt(slot):
+                slt_dbg(slot, "publish_idle", "__TEST_TAG_CACHE_IDLE_SLOT__")
+                self.cache.update()
+            if self.config.kv_unified:
+                self.clear_prompt(slot)
+
+    def clear_one_idle(self) -> bool:
+        """Give back the cells of one idle slot of a unified buffer. False if none holds any."""
+        if not self.config.kv_unified:
+            return False
+        for slot in self.free():
+            if slot.prompt.tokens:
+                srv_wrn("clear_one_idle", "purging slot %d with %d tokens", slot.id, slot.prompt.n_tokens)
+                self.clear_prompt(slot)
+                return True
+        srv_trc("clear_one_idle", "no idle slot to purge")
+        return False
