@@ -40,7 +40,8 @@ def unavailable(reason: str) -> None:
 def load_script(name: str) -> ModuleType:
     """Import a program of scripts/, which is not a package."""
     spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)

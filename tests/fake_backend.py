@@ -186,6 +186,7 @@ class FakeBackend:
         self.pooling_type = spec.pooling_type
         self.n_embd_out = 1 if spec.pooling_type == POOLING_RANK else spec.n_embd_out
         self.n_vocab = N_VOCAB
+        self.causal_attn = spec.has_memory
         if not spec.has_memory:
             self.seq_rm_type = SeqRm.NO
         else:

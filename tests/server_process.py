@@ -191,10 +191,7 @@ class ServerProcess:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         sent = dict(headers or {})
         data: bytes | None
-        if body is None or isinstance(body, bytes):
-            data = body
-        else:
-            data = json.dumps(body).encode()
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         if data is not None:
             sent.setdefault("Content-Type", "application/json")
         connection.request(method, path, data, sent)
