@@ -843,6 +843,8 @@ struct lsrv_sampler {
     int32_t n_vocab = 0;
     bool    sampled = false; // there are candidates to look at
     bool    failed  = false; // a grammar that refused a token aborts the process on the next use
+
+    std::string error; // of the last lsrv_sample_many()
 };
 
 extern "C" {
@@ -1287,14 +1289,22 @@ int32_t lsrv_sample_many(lsrv_engine * engine, int32_t n, lsrv_sampler * const *
                          int32_t * tokens, int8_t * status, char ** err) {
     int32_t result = LSRV_OK;
     for (int32_t i = 0; i < n; ++i) {
+        char * text = nullptr;
         tokens[i] = LLAMA_TOKEN_NULL;
-        status[i] = (int8_t) guarded(result == LSRV_OK ? err : nullptr,
-                                     [&] { tokens[i] = sample_one(engine->ctx, smpl[i], idx[i]); });
+        status[i] = (int8_t) guarded(&text, [&] { tokens[i] = sample_one(engine->ctx, smpl[i], idx[i]); });
         if (status[i] != LSRV_OK) {
-            result = LSRV_ERR;
+            smpl[i]->error = text != nullptr ? text : "";
+            free(text);
+            if (result == LSRV_OK) {
+                result = fail(err, smpl[i]->error.c_str());
+            }
         }
     }
     return result;
+}
+
+const char * lsrv_sampler_error(const lsrv_sampler * smpl) {
+    return smpl->error.c_str();
 }
 
 static int32_t top_candidates(const llama_token_data * data, size_t n_data, int32_t token, int32_t n_top, bool stop_at_zero,

@@ -131,6 +131,9 @@ LSRV_API int32_t lsrv_sampler_describe(const lsrv_sampler * smpl, char ** out, c
  * LSRV_ERR; the first error's text goes to *err. Returns LSRV_OK when all succeeded. */
 LSRV_API int32_t lsrv_sample_many(lsrv_engine * engine, int32_t n, lsrv_sampler * const * smpl, const int32_t * idx,
                                   int32_t * tokens, int8_t * status, char ** err);
+/* Why this sampler failed in the last lsrv_sample_many(); valid until the next. A sampler whose grammar refused a token
+ * is of no further use: every later call for it fails. */
+LSRV_API const char * lsrv_sampler_error(const lsrv_sampler * smpl);
 
 /* Probabilities of the token just sampled from batch index idx. post: after the sampler chain (candidates of smpl, sorted,
  * entries of probability 0 end the list), else softmax over the raw logits. Writes at most n_top ids and probabilities,

@@ -238,6 +238,7 @@ uint32_t lsrv_sampler_seed(const lsrv_sampler * smpl);
 int32_t lsrv_sampler_describe(const lsrv_sampler * smpl, char ** out, char ** err);
 int32_t lsrv_sample_many(lsrv_engine * engine, int32_t n, lsrv_sampler * const * smpl, const int32_t * idx,
                          int32_t * tokens, int8_t * status, char ** err);
+const char * lsrv_sampler_error(const lsrv_sampler * smpl);
 int32_t lsrv_token_probs(lsrv_engine * engine, lsrv_sampler * smpl, int32_t idx, int32_t token, int32_t n_top, bool post,
                          int32_t * ids, float * probs, float * token_prob, char ** err);
 
