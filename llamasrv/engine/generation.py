@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from llamasrv.engine.slot import Slot
 from llamasrv.engine.result import StopType
+from llamasrv.engine.slot import Slot
 
 _BLANKS = b" \t"
 

@@ -14,8 +14,13 @@ if TYPE_CHECKING:
 
 ERROR, WARN, INFO, TRACE, DEBUG = 1, 2, 3, 4, 5
 
+
+def _drop(level: int, text: str) -> None:
+    pass
+
+
 _threshold = 0
-_sink: Callable[[int, str], None] = lambda level, text: None
+_sink: Callable[[int, str], None] = _drop
 
 
 def set_sink(sink: Callable[[int, str], None], threshold: int) -> None:

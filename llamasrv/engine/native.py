@@ -10,7 +10,7 @@ from llamasrv.engine.backend import BackendError, Batch, Sampler, SeqRm
 from llamasrv.engine.task import SamplingParams
 
 #: LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: only what cannot be recomputed by removing tokens.
-_PARTIAL_ONLY = binding.STATE_SEQ_PARTIAL_ONLY
+_PARTIAL_ONLY = binding.STATE_PARTIAL_ONLY
 
 
 class NativeBackend:

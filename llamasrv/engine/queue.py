@@ -232,9 +232,8 @@ class ServerQueue:
             for callback in self._on_sleeping_state:
                 callback(True)
             with self._lock:
-                while not self._terminated and not self._stop_sleeping:
-                    self._wake_main.wait()
-                if self._terminated:
+                self._wake_main.wait_for(lambda: self._terminated or self._stop_sleeping)
+                if self.terminated:
                     return
                 que_inf("start_loop", "exiting sleeping state")
             for callback in reversed(self._on_sleeping_state):

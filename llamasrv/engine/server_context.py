@@ -123,9 +123,7 @@ class ServerContext:
             srv_trc("load_model", "prompt cache is enabled, size limit: %s", limit)
         if config.cache_idle_slots and self.pool.cache is not None:
             srv_dbg("load_model", "__TEST_TAG_CACHE_IDLE_SLOTS_ENABLED__")
-        self.step = Step(
-            backend, config, self.pool, self.emit, self.metrics, self.queue.yield_to_queue, self.release
-        )
+        self.step = Step(backend, config, self.pool, self.emit, self.metrics, self.queue.yield_to_queue, self.release)
         if not self._wired:
             self._wired = True
             self.queue.on_new_task(self.process_task)
@@ -285,7 +283,7 @@ class ServerContext:
         """Start a task and its children together, or none of them: then all are answered with the error."""
         started: list[Slot] = []
         try:
-            for part, place in zip([*task.child_tasks, task], [*children, slot]):
+            for part, place in zip([*task.child_tasks, task], [*children, slot], strict=True):
                 self._launch(place, part, adapters)
                 started.append(place)
         except (BackendError, ValueError) as exc:

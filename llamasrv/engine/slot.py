@@ -115,7 +115,8 @@ class Slot:
 
     def can_batch_with(self, other: Slot) -> bool:
         """Whether both may be in one batch: same kind of task, same adapters."""
-        assert self.task is not None and other.task is not None
+        assert self.task is not None
+        assert other.task is not None
         return self.task.type is other.task.type and self.adapters == other.adapters
 
     def snapshot(self, debug: bool) -> SlotSnapshot:

@@ -154,20 +154,22 @@ class Step:
                 break
             if slot.state not in (SlotState.STARTED, SlotState.PROCESSING_PROMPT):
                 continue
-            if self._lead is not None and not self._lead.can_batch_with(slot):
+            if not self._fits_batch(slot):
                 continue
             try:
                 self._add_prompt(slot)
             except Exception as exc:
                 self._fail(slot, exc)
 
+    def _fits_batch(self, slot: Slot) -> bool:
+        return self._lead is None or self._lead.can_batch_with(slot)
+
     def _add_generating(self, slot: Slot) -> None:
         if slot.prompt.n_tokens + 1 >= slot.n_ctx and not self._shift_context(slot):
             return
-        if self._lead is None:
-            self._lead = slot
-        elif not self._lead.can_batch_with(slot):
+        if not self._fits_batch(slot):
             return
+        self._lead = self._lead or slot
         slot.i_batch = self.batch.add(slot.sampled, slot.prompt.n_tokens, slot.id, True)
         self._outputs.append(slot.i_batch)
         slot.prompt.tokens.append(slot.sampled)
@@ -301,8 +303,7 @@ class Step:
             self._outputs.extend(range(index, index + len(tokens)))
         self._parts.append(PromptPart(slot, index, index + len(tokens)))
         prompt.tokens += tokens
-        if self._lead is None:
-            self._lead = slot
+        self._lead = self._lead or slot
 
         if prompt.n_tokens == task.n_tokens:
             slot.state = SlotState.DONE_PROMPT
@@ -474,7 +475,7 @@ class Step:
         indices = [slot.i_batch - offset for slot in ready]
         tokens = self.backend.sample_many(samplers, indices)
         now = now_us()
-        for slot, index, token in zip(ready, indices, tokens):
+        for slot, index, token in zip(ready, indices, tokens, strict=True):
             slot.i_batch = -1
             try:
                 if isinstance(token, BackendError):
@@ -515,7 +516,8 @@ class Step:
 
     def _probabilities(self, slot: Slot, token: int, index: int) -> TokenProb:
         task = slot.task
-        assert task is not None and slot.sampler is not None
+        assert task is not None
+        assert slot.sampler is not None
         prob, top = self.backend.token_probs(
             slot.sampler, index, token, task.params.sampling.n_probs, task.params.post_sampling_probs
         )
@@ -544,9 +546,7 @@ class Step:
                         vectors.append(self.backend.embeddings_ith(index - offset) or self._zeros())
         else:
             vectors.append(self.backend.embeddings_seq(slot.id) or self._zeros())
-        self.emit.send(
-            EmbeddingResult(id=task.id, index=task.index, embedding=vectors, n_tokens=task.n_tokens)
-        )
+        self.emit.send(EmbeddingResult(id=task.id, index=task.index, embedding=vectors, n_tokens=task.n_tokens))
 
     def _zeros(self) -> list[float]:
         return [0.0] * self.backend.n_embd_out
@@ -595,7 +595,13 @@ class Step:
             return
         stats = slot.stats
         for name, t_ms, n, per_token, per_second in (
-            ("prompt eval time", stats.t_prompt_ms, stats.n_prompt_processed, stats.t_prompt_per_token_ms, stats.n_prompt_tps),
+            (
+                "prompt eval time",
+                stats.t_prompt_ms,
+                stats.n_prompt_processed,
+                stats.t_prompt_per_token_ms,
+                stats.n_prompt_tps,
+            ),
             ("       eval time", stats.t_gen_ms, stats.n_gen, stats.t_gen_per_token_ms, stats.n_gen_tps),
         ):
             slt_inf(

@@ -34,9 +34,7 @@ GENERATING = frozenset({TaskType.COMPLETION, TaskType.INFILL})
 #: Tasks that may run while the main loop is inside a native call, since they only read.
 READ_ONLY = frozenset({TaskType.METRICS, TaskType.SLOT_GET})
 #: Tasks that occupy a slot.
-NEEDS_SLOT = frozenset(
-    {TaskType.COMPLETION, TaskType.EMBEDDING, TaskType.RERANK, TaskType.DECISION, TaskType.INFILL}
-)
+NEEDS_SLOT = frozenset({TaskType.COMPLETION, TaskType.EMBEDDING, TaskType.RERANK, TaskType.DECISION, TaskType.INFILL})
 
 
 @dataclass(slots=True)
