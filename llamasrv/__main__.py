@@ -1,0 +1,5 @@
+import sys
+
+from llamasrv.cli.main import main
+
+sys.exit(main())
