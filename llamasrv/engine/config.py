@@ -29,6 +29,10 @@ class EngineConfig:
     checkpoint_min_step: int = 8192
     sleep_idle_seconds: int = -1
     slots_debug: bool = False
+    #: Take prefixes from other slots (--no-share-prefix turns it off).
+    share_prefix: bool = True
+    #: Milliseconds that a running stream may wait for its next token because of another's prompt; 0: no bound.
+    stream_gap_ms: int = 200
     #: Scales of the adapters given by --lora, by index.
     lora: list[float] = field(default_factory=list)
 

@@ -80,7 +80,8 @@ class PromptCache:
     def best(self, tokens: list[int], adapters: Adapters, n_shared: int, n_held: int) -> CachedPrompt | None:
         """The entry that shares more of ``tokens`` than the ``n_shared`` which a slot of ``n_held`` tokens has.
 
-        It must also waste less of itself than the slot would, and at most three quarters.
+        It must also waste less of itself than the slot would, and at most three quarters. For memories that cannot
+        drop a part: there a long entry is no better than what can be restored of it.
         """
         keep_best = n_shared / n_held if n_held else -1.0
         shared_best = n_shared
@@ -92,6 +93,18 @@ class PromptCache:
             keep = shared / state.prompt.n_tokens
             if keep >= 0.25 and keep > keep_best and shared > shared_best:
                 keep_best, shared_best, found = keep, shared, state
+        return found
+
+    def longest(self, tokens: list[int], adapters: Adapters, n_shared: int) -> CachedPrompt | None:
+        """The entry that shares most of ``tokens``, if it is more than ``n_shared``; of equals the shortest."""
+        found: CachedPrompt | None = None
+        for state in self.states:
+            if state.adapters != adapters:
+                continue
+            shared = common_prefix(state.prompt.tokens, tokens)
+            shorter = found is not None and state.prompt.n_tokens < found.prompt.n_tokens
+            if shared > n_shared or (shared == n_shared and shorter):
+                n_shared, found = shared, state
         return found
 
     def remove(self, state: CachedPrompt) -> None:

@@ -51,6 +51,7 @@ class ServerQueue:
         self._yielding = False
         self._on_new_task: Callable[[Task, bool], bool] = lambda task, is_yielding: True
         self._on_update_slots: Callable[[], None] = lambda: None
+        self._on_cancel: Callable[[int], None] = lambda id_target: None
         self._on_sleeping_state: list[Callable[[bool], None]] = []
 
     # -- wiring, before the loop starts
@@ -62,6 +63,10 @@ class ServerQueue:
     def on_update_slots(self, callback: Callable[[], None]) -> None:
         """``callback()`` runs one step of inference for all slots."""
         self._on_update_slots = callback
+
+    def on_cancel(self, callback: Callable[[int], None]) -> None:
+        """``callback(id_target)`` hears of a CANCEL at once, on the posting thread, before the loop takes it."""
+        self._on_cancel = callback
 
     def on_sleeping_state(self, callback: Callable[[bool], None]) -> None:
         """``callback(True)`` on falling asleep, in order of registration; ``callback(False)`` on waking, reversed."""
@@ -98,6 +103,9 @@ class ServerQueue:
                     self._wake_worker.notify()
             else:
                 self._wake_main.notify()
+        for task in batch:
+            if task.type is TaskType.CANCEL:
+                self._on_cancel(task.id_target)
 
     def defer(self, task: Task) -> None:
         """Set a task aside until a slot is free; it keeps its place by arrival."""

@@ -14,6 +14,7 @@ from llamasrv.engine.log import slt_inf, slt_trc, srv_dbg, srv_inf, srv_trc, srv
 from llamasrv.engine.meta import ServerMeta
 from llamasrv.engine.metrics import ServerMetrics
 from llamasrv.engine.native import NativeBackend
+from llamasrv.engine.prefix import PrefixSources
 from llamasrv.engine.prompt_cache import Adapters
 from llamasrv.engine.queue import ServerQueue
 from llamasrv.engine.reader import ResponseReader
@@ -26,7 +27,7 @@ from llamasrv.engine.result import (
     SetLoraResult,
     SlotsResult,
 )
-from llamasrv.engine.slot import Slot, SlotState
+from llamasrv.engine.slot import Slot, SlotState, WaitFor
 from llamasrv.engine.slots import SlotPool
 from llamasrv.engine.stats import now_us
 from llamasrv.engine.step import Step
@@ -54,6 +55,7 @@ class ServerContext:
         self.metrics = ServerMetrics()
         self.config = EngineConfig()
         self.pool: SlotPool
+        self.prefixes: PrefixSources
         self.step: Step
         self._backend: Backend | None = None
         self._lora: list[float] = []
@@ -123,11 +125,15 @@ class ServerContext:
             srv_trc("load_model", "prompt cache is enabled, size limit: %s", limit)
         if config.cache_idle_slots and self.pool.cache is not None:
             srv_dbg("load_model", "__TEST_TAG_CACHE_IDLE_SLOTS_ENABLED__")
-        self.step = Step(backend, config, self.pool, self.emit, self.metrics, self.queue.yield_to_queue, self.release)
+        self.prefixes = PrefixSources(backend, config, self.pool)
+        self.step = Step(
+            backend, config, self.pool, self.prefixes, self.emit, self.metrics, self.queue.yield_to_queue, self.release
+        )
         if not self._wired:
             self._wired = True
             self.queue.on_new_task(self.process_task)
             self.queue.on_update_slots(self.update_slots)
+            self.queue.on_cancel(lambda id_task: self.step.cancelled(id_task))
 
     @staticmethod
     def _slot_context(backend: Backend, config: EngineConfig) -> int:
@@ -268,9 +274,7 @@ class ServerContext:
         if len(children) < len(task.child_tasks):
             self._defer(task)
             return False
-        if save:
-            self.pool.swap_prompt(slot, task.tokens, adapters)
-        if self._launch_all(task, slot, children, adapters):
+        if self._launch_all(task, slot, children, adapters, save):
             self.pool.publish_idle()
         return True
 
@@ -279,22 +283,28 @@ class ServerContext:
         task.was_deferred = True
         self.queue.defer(task)
 
-    def _launch_all(self, task: Task, slot: Slot, children: list[Slot], adapters: Adapters) -> bool:
+    def _launch_all(self, task: Task, slot: Slot, children: list[Slot], adapters: Adapters, save: bool) -> bool:
         """Start a task and its children together, or none of them: then all are answered with the error."""
         started: list[Slot] = []
         try:
             for part, place in zip([*task.child_tasks, task], [*children, slot], strict=True):
-                self._launch(place, part, adapters)
+                self._launch(place, part, adapters, save)
                 started.append(place)
         except (BackendError, ValueError) as exc:
             for place in started:
                 self.release(place)
             self.emit.error(task, str(exc), ErrorType.INVALID_REQUEST)
             return False
+        for child in children:
+            child.state = SlotState.WAIT_OTHER
+            child.wait = WaitFor(slot, task.id, task.n_tokens)
         return True
 
-    def _launch(self, slot: Slot, task: Task, adapters: Adapters) -> None:
-        """Bind a task to a free slot. Raises ValueError or BackendError if the task cannot run at all."""
+    def _launch(self, slot: Slot, task: Task, adapters: Adapters, save: bool) -> None:
+        """Bind a task to a free slot. Raises ValueError or BackendError if the task cannot run at all.
+
+        ``save``: the prompt that is in the slot goes to the RAM cache first.
+        """
         backend = self._backend
         assert backend is not None
         if task.tokens and not (min(task.tokens) >= 0 and max(task.tokens) < backend.n_vocab):
@@ -305,6 +315,8 @@ class ServerContext:
                 sampler = backend.new_sampler(task.params.sampling)
             except BackendError as exc:
                 raise BackendError(f"Failed to initialize samplers: {exc}") from exc
+        if save or task.is_child or (adapters != slot.adapters and not task.is_stateless):
+            self.pool.save_prompt(slot)
         if adapters != slot.adapters:
             slt_trc(slot, "launch_slot", "clearing cache for lora change")
             self.pool.clear_prompt(slot)
@@ -312,7 +324,16 @@ class ServerContext:
         slot.sampler = sampler
         slot.n_predict_max = task.params.n_predict if task.params.n_predict != -1 else self.config.n_predict
         slot.task = task
-        slot.state = SlotState.WAIT_OTHER if task.is_child else SlotState.STARTED
+        slot.state = SlotState.STARTED
+        if not task.is_child:
+            if self.prefixes.can_share:
+                slot.wait = self.prefixes.fill(slot, task)
+            elif save:
+                self.pool.swap_prompt(slot, task.tokens)
+            if slot.wait is not None:
+                slot.state = SlotState.WAIT_OTHER
+            if self.pool.cache is not None:
+                self.pool.cache.update()
         slt_inf(slot, "launch_slot", "processing task, is_child = %d", task.is_child)
 
     def release(self, slot: Slot) -> None:
@@ -334,16 +355,7 @@ class ServerContext:
             metrics.n_draft_accepted += stats.n_draft_accepted
             metrics.n_draft_verif_steps += stats.n_draft_verif_steps
         slot.reset()
-        if task.is_parent:
-            self._release_waiting_children(task)
         self.queue.pop_deferred_task(slot.id)
-
-    def _release_waiting_children(self, parent: Task) -> None:
-        """A parent that ended before its prompt was shared leaves children that would wait for ever."""
-        for slot in self.pool.slots:
-            if slot.state is SlotState.WAIT_OTHER and slot.task is not None and slot.task.id_parent == parent.id:
-                self.emit.slot_error(slot, "the completion whose prompt is shared has ended")
-                self.release(slot)
 
     def _start_deferred(self) -> None:
         """Start waiting tasks for which there is room, oldest first."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 
 from llamasrv.engine.backend import Sampler
 from llamasrv.engine.prompt import Prompt
@@ -14,7 +15,7 @@ from llamasrv.engine.text import GeneratedText
 
 
 class SlotState(enum.Enum):
-    """Life of a task in a slot. Only WAIT_OTHER is skipped by tasks that share nothing."""
+    """Life of a task in a slot. A task that waits for nobody skips WAIT_OTHER."""
 
     IDLE = enum.auto()
     #: Assigned; waits until another slot has computed the prompt it will share.
@@ -25,6 +26,15 @@ class SlotState(enum.Enum):
     #: The whole prompt is in the batch; the first token can be sampled once it is decoded.
     DONE_PROMPT = enum.auto()
     GENERATING = enum.auto()
+
+
+@dataclass(slots=True)
+class WaitFor:
+    """``slot``, busy with task ``id_task``, is computing the first ``n_tokens`` tokens that the waiting slot needs."""
+
+    slot: Slot
+    id_task: int
+    n_tokens: int
 
 
 class Slot:
@@ -59,6 +69,7 @@ class Slot:
         "task_prev",
         "text",
         "truncated",
+        "wait",
     )
 
     def __init__(self, id_slot: int, n_ctx: int, adapters: Adapters = ()) -> None:
@@ -99,6 +110,8 @@ class Slot:
         self.stopping_word = ""
         self.t_print_last = 0
         self.n_gen_printed = 0
+        #: Set in state WAIT_OTHER.
+        self.wait: WaitFor | None = None
 
     @property
     def is_processing(self) -> bool:

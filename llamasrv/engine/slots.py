@@ -7,16 +7,21 @@ from llamasrv.engine.config import EngineConfig
 from llamasrv.engine.log import slt_dbg, slt_inf, slt_trc, slt_wrn, srv_trc, srv_wrn
 from llamasrv.engine.prompt import common_prefix
 from llamasrv.engine.prompt_cache import Adapters, PromptCache
+from llamasrv.engine.shared_cells import SharedCells
 from llamasrv.engine.slot import Slot
 from llamasrv.engine.task import Task, TaskType
 
 
 class SlotPool:
-    """The slots of one context. ``cache`` is None when the RAM cache is off."""
+    """The slots of one context, and every change of their cells that concerns more than one of them.
+
+    ``cache`` is None when the RAM cache is off.
+    """
 
     def __init__(self, backend: Backend, config: EngineConfig, n_ctx_slot: int, adapters: Adapters) -> None:
         self.backend = backend
         self.config = config
+        self.shared = SharedCells(config.n_parallel)
         self.slots = [Slot(i, n_ctx_slot, adapters) for i in range(config.n_parallel)]
         self.cache = PromptCache(config.cache_ram_mib, backend.n_ctx) if config.cache_ram_mib != 0 else None
 
@@ -66,23 +71,20 @@ class SlotPool:
                 slt_inf(chosen, "select", "selected slot by LRU, t_last = %d", chosen.t_last_used)
         return chosen, save and task.type is TaskType.COMPLETION
 
-    def swap_prompt(self, slot: Slot, tokens: list[int], adapters: Adapters) -> None:
-        """Save the slot's prompt to the RAM cache and load the entry that fits ``tokens`` best, if it is better."""
+    def swap_prompt(self, slot: Slot, tokens: list[int]) -> None:
+        """Load the RAM entry that fits ``tokens`` better than what the slot holds, if there is one."""
         if self.cache is None:
             return
-        self.save_prompt(slot)
-        n_held = slot.prompt.n_tokens if slot.adapters == adapters else 0
-        n_shared = common_prefix(slot.prompt.tokens, tokens) if n_held else 0
-        entry = self.cache.best(tokens, adapters, n_shared, n_held)
-        if entry is not None:
-            self.cache.remove(entry)
-            if self.backend.state_set(slot.id, entry.data):
-                slot.prompt = entry.prompt
-                slot.adapters = entry.adapters
-            else:
-                slt_wrn(slot, "swap_prompt", "failed to load prompt from cache")
-                self.clear_prompt(slot)
-        self.cache.update()
+        n_shared = common_prefix(slot.prompt.tokens, tokens)
+        entry = self.cache.best(tokens, slot.adapters, n_shared, slot.prompt.n_tokens)
+        if entry is None:
+            return
+        self.cache.remove(entry)
+        if self.backend.state_set(slot.id, entry.data):
+            slot.prompt = entry.prompt
+        else:
+            slt_wrn(slot, "swap_prompt", "failed to load prompt from cache")
+            self.clear_prompt(slot)
 
     def save_prompt(self, slot: Slot) -> bool:
         """Copy the slot's prompt and state to the RAM cache. False if it was not wanted there."""
@@ -98,7 +100,50 @@ class SlotPool:
         slt_trc(slot, "clear_prompt", "clearing prompt with %d tokens", slot.prompt.n_tokens)
         if self.backend.has_memory:
             self.backend.seq_rm(slot.id, -1, -1)
+        self.shared.cut(slot.id, 0)
         slot.prompt.clear()
+
+    def cut_cells(self, slot: Slot, n_tokens: int) -> bool:
+        """Remove the slot's cells from token ``n_tokens`` on. False if this memory cannot; then nothing changed."""
+        if not self.backend.has_memory:
+            return True
+        if not self.backend.seq_rm(slot.id, n_tokens, -1):
+            return False
+        self.shared.cut(slot.id, n_tokens)
+        return True
+
+    def copy_cells(self, src: Slot, dst: Slot, n_tokens: int) -> bool:
+        """Replace all cells of ``dst`` by the first ``n_tokens`` of ``src``, which must hold that many.
+
+        In a unified buffer the cells are shared at no cost. Between split buffers the state goes through memory:
+        the library's own copy would be carried out later, when the source may have changed. False if there is no
+        room; ``dst`` is then empty.
+        """
+        self.clear_prompt(dst)
+        if self.config.kv_unified or self.config.n_parallel == 1:
+            self.backend.seq_cp(src.id, dst.id, 0, n_tokens)
+            self.shared.copied(src.id, dst.id, n_tokens)
+            return True
+        if not self.backend.state_set(dst.id, self.backend.state_get(src.id)):
+            return False
+        return n_tokens >= src.prompt.n_tokens or self.backend.seq_rm(dst.id, n_tokens, -1)
+
+    def unshare(self, slot: Slot, n_tokens: int) -> bool:
+        """Give the slot cells of its own from token ``n_tokens`` on. False if there is no room for them.
+
+        Idle sharers lose theirs, after a copy went to the RAM cache. Against busy ones the slot's state is written
+        anew; if that fails its cells are gone.
+        """
+        for id_slot in self.shared.sharers(slot.id, n_tokens):
+            if not self.slots[id_slot].is_processing:
+                self.save_prompt(self.slots[id_slot])
+                self.clear_prompt(self.slots[id_slot])
+        if self.shared.n_shared(slot.id) <= n_tokens:
+            return True
+        data = self.backend.state_get(slot.id)
+        self.backend.seq_rm(slot.id, -1, -1)
+        self.shared.cut(slot.id, 0)
+        return self.backend.state_set(slot.id, data)
 
     def publish_idle(self) -> None:
         """Copy the prompts of idle slots to the RAM cache; in a unified buffer also give their cells back."""

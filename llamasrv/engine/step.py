@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from llamasrv.engine.backend import Backend, BackendError, Batch, DecodeStatus
+from llamasrv.engine.chunk_budget import ChunkBudget
 from llamasrv.engine.config import EngineConfig
 from llamasrv.engine.emit import Emitter
 from llamasrv.engine.generation import accept_token
 from llamasrv.engine.log import INFO, active, slt_err, slt_inf, slt_trc, slt_wrn, srv_err, srv_wrn
 from llamasrv.engine.metrics import ServerMetrics
+from llamasrv.engine.prefix import PrefixSources
 from llamasrv.engine.prompt_reuse import PromptReuse
 from llamasrv.engine.result import EmbeddingResult, ErrorType, RerankResult, StopType, TokenProb
 from llamasrv.engine.slot import Slot, SlotState
@@ -49,6 +52,7 @@ class Step:
         backend: Backend,
         config: EngineConfig,
         pool: SlotPool,
+        prefixes: PrefixSources,
         emitter: Emitter,
         metrics: ServerMetrics,
         yield_to_queue: Callable[[Callable[[], int]], int],
@@ -57,6 +61,7 @@ class Step:
         self.backend = backend
         self.config = config
         self.pool = pool
+        self.prefixes = prefixes
         self.emit = emitter
         self.metrics = metrics
         self.reuse = PromptReuse(backend, config)
@@ -68,6 +73,11 @@ class Step:
         self._parts: list[PromptPart] = []
         self._outputs: list[int] = []
         self._serial = 0
+        self._budget = ChunkBudget(config.stream_gap_ms)
+        #: Tasks in the native call under way, and those of them whose clients left meanwhile.
+        self._cancel_lock = threading.Lock()
+        self._running: frozenset[int] = frozenset()
+        self._left: set[int] = set()
         self._embeddings: bool | None = None
         self._lora: tuple[float, ...] | None = None
         # prompt tokens decoded without waiting for the result; their time is known after the next wait
@@ -103,6 +113,9 @@ class Step:
                     continue
                 if status == DecodeStatus.NO_KV_SPACE:
                     self._out_of_cells(offset)
+                    return
+                if status == DecodeStatus.ABORTED:
+                    self._take_back(offset)
                     return
                 if status != DecodeStatus.OK:
                     self._fatal(status, offset)
@@ -142,6 +155,9 @@ class Step:
         self._parts.clear()
         self._outputs.clear()
         for slot in self.pool.slots:
+            if slot.state is SlotState.WAIT_OTHER:
+                self.prefixes.wake(slot)
+        for slot in self.pool.slots:
             if slot.state is SlotState.GENERATING:
                 try:
                     self._add_generating(slot)
@@ -149,15 +165,19 @@ class Step:
                     self._fail(slot, exc)
         if not self.config.cont_batching and self.batch.n_tokens:
             return
-        for slot in self.pool.slots:
-            if self.batch.n_tokens >= self.backend.n_batch:
+        # who came first is computed first
+        prompts = [slot for slot in self.pool.slots if slot.state in (SlotState.STARTED, SlotState.PROCESSING_PROMPT)]
+        prompts.sort(key=lambda slot: slot.task.arrival if slot.task else 0)
+        limit = self.backend.n_batch
+        if self.batch.n_tokens:
+            limit = min(limit, self.batch.n_tokens + self._budget.limit(self.backend.n_batch))
+        for slot in prompts:
+            if self.batch.n_tokens >= limit:
                 break
-            if slot.state not in (SlotState.STARTED, SlotState.PROCESSING_PROMPT):
-                continue
             if not self._fits_batch(slot):
                 continue
             try:
-                self._add_prompt(slot)
+                self._add_prompt(slot, limit)
             except Exception as exc:
                 self._fail(slot, exc)
 
@@ -202,9 +222,15 @@ class Step:
             n_discard,
         )
         n_tokens = slot.prompt.n_tokens
+        if self.pool.shared.n_shared(slot.id) > n_keep + n_discard and not self.pool.unshare(slot, n_keep + n_discard):
+            self.emit.slot_error(slot, "context shift cannot be used for shared prompt")
+            self._release(slot)
+            self.pool.clear_prompt(slot)
+            return False
         self.backend.seq_rm(slot.id, n_keep, n_keep + n_discard)
         self.backend.seq_add(slot.id, n_keep + n_discard, n_tokens, -n_discard)
         tokens = slot.prompt.tokens[:n_keep] + slot.prompt.tokens[n_keep + n_discard :]
+        self.pool.shared.cut(slot.id, n_keep)
         # checkpoints speak of positions that no longer hold
         slot.prompt.clear()
         slot.prompt.tokens = tokens
@@ -276,24 +302,25 @@ class Step:
             self.emit.begin(slot)
         return True
 
-    def _add_prompt(self, slot: Slot) -> None:
+    def _add_prompt(self, slot: Slot, limit: int) -> None:
+        """Add as much of the slot's prompt as keeps the batch within ``limit`` entries."""
         task = slot.task
         assert task is not None
-        backend, batch, prompt = self.backend, self.batch, slot.prompt
+        backend, batch = self.backend, self.batch
         if slot.state is SlotState.STARTED and not self._start_prompt(slot):
             return
-        if not self._can_split(slot) and batch.n_tokens + task.n_tokens > backend.n_batch:
+        whole = not self._can_split(slot)
+        if whole and batch.n_tokens + task.n_tokens > backend.n_batch:
             return
         prompt = slot.prompt
         self._print_prompt_progress(slot)
-        if backend.has_memory and not backend.seq_rm(slot.id, prompt.n_tokens, -1):
+        if not self.pool.cut_cells(slot, prompt.n_tokens):
             # this memory cannot drop a part: start over
-            prompt.clear()
+            self.pool.clear_prompt(slot)
             slot.stats.n_prompt_cached = 0
-            backend.seq_rm(slot.id, -1, -1)
 
         first = prompt.n_tokens
-        last = min(task.n_tokens, first + backend.n_batch - batch.n_tokens)
+        last = task.n_tokens if whole else min(task.n_tokens, first + limit - batch.n_tokens)
         checkpoints = self.reuse.wants_checkpoints(slot)
         if checkpoints:
             last = min([last, *self.reuse.breaks(slot, backend.n_batch, backend.n_ubatch)])
@@ -336,14 +363,35 @@ class Step:
     def _decode(self, offset: int, n_tokens: int) -> int:
         end = offset + n_tokens
         has_output = any(offset <= index < end for index in self._outputs)
-        self._serial += 1
-        serial = self._serial
         started = now_us()
-        status = self._yield(lambda: self.backend.decode(self.batch, offset, n_tokens, has_output, serial))
+        with self._cancel_lock:
+            self._serial += 1
+            self._running = self._tasks_in(offset, end)
+            self._left.clear()
+        serial = self._serial
+        try:
+            status = self._yield(lambda: self.backend.decode(self.batch, offset, n_tokens, has_output, serial))
+        finally:
+            with self._cancel_lock:
+                self._running = frozenset()
         if status == DecodeStatus.OK:
             self._count(offset, end, started, has_output)
             self._start_children()
         return status
+
+    def _tasks_in(self, offset: int, end: int) -> frozenset[int]:
+        """Ids of the tasks with entries in this part of the batch."""
+        slots = [part.slot for part in self._parts if part.first < end and part.last > offset]
+        slots += [slot for slot in self.pool.slots if offset <= slot.i_batch < end]
+        return frozenset(slot.task.id for slot in slots if slot.task is not None)
+
+    def cancelled(self, id_task: int) -> None:
+        """A task's client left: stop the native call under way if nobody else has a share in it. From any thread."""
+        with self._cancel_lock:
+            if id_task in self._running:
+                self._left.add(id_task)
+                if self._left >= self._running:
+                    self.backend.abort(self._serial)
 
     def _count(self, offset: int, end: int, started: int, waited: bool) -> None:
         metrics = self.metrics
@@ -353,10 +401,12 @@ class Step:
                 metrics.n_busy_slots += 1
             metrics.n_tokens_max = max(metrics.n_tokens_max, slot.prompt.n_tokens)
         now = now_us()
+        n_prompt = 0
         for part in self._parts:
             n = min(part.last, end) - max(part.first, offset)
             if n <= 0:
                 continue
+            n_prompt += n
             if self._n_prompt_queued == 0:
                 self._t_prompt_start = started
             self._n_prompt_queued += n
@@ -364,6 +414,8 @@ class Step:
                 part.slot.stats.n_prompt_processed += n
                 part.slot.stats.t_prompt_last = now
         if waited:
+            if self._n_prompt_queued == n_prompt:
+                self._budget.record(n_prompt, end - offset - n_prompt, (now - started) / 1e6)
             self._flush_prompt_metrics()
 
     def _flush_prompt_metrics(self) -> None:
@@ -377,11 +429,13 @@ class Step:
             if slot.state is not SlotState.DONE_PROMPT or slot.task is None or not slot.task.is_parent:
                 continue
             for child in self.pool.slots:
-                if child.state is SlotState.WAIT_OTHER and child.task and child.task.id_parent == slot.task.id:
+                waits = child.state is SlotState.WAIT_OTHER and child.task is not None
+                if waits and child.task and child.task.id_parent == slot.task.id:
                     slt_trc(slot, "update_slots", " - copying state to child %d", child.id)
-                    self.backend.seq_rm(child.id, -1, -1)
-                    self.backend.seq_cp(slot.id, child.id, -1, -1)
-                    child.prompt = slot.prompt.copy()
+                    child.wait = None
+                    if not self.prefixes.copy(slot, child, slot.prompt.n_tokens):
+                        child.state = SlotState.STARTED
+                        continue
                     child.i_batch = slot.i_batch
                     child.stats.t_start = slot.stats.t_start
                     child.stats.t_prompt_last = slot.stats.t_prompt_last
@@ -392,8 +446,7 @@ class Step:
 
     def _fatal(self, status: int, offset: int) -> None:
         """Raises :class:`FatalDecodeError` for a status that no retry can mend."""
-        names = {DecodeStatus.INVALID_BATCH: "Invalid input batch.", DecodeStatus.ABORTED: "Decoding was aborted."}
-        message = names.get(DecodeStatus(status), "") if status in list(DecodeStatus) else "Compute error."
+        message = "Invalid input batch." if status == DecodeStatus.INVALID_BATCH else "Compute error."
         srv_err("decode", "%s off = %d, ret = %d", message, offset, status)
         for slot in self.pool.slots:
             if slot.is_processing:
@@ -409,6 +462,19 @@ class Step:
         self.emit.slot_error(victim, "Context size has been exceeded.")
         self._release(victim)
         self.pool.clear_prompt(victim)
+
+    def _take_back(self, offset: int) -> None:
+        """The native call was stopped part-way: drop what it already computed, keep what was there before."""
+        self._rewind(offset)
+        for slot in self.pool.slots:
+            if slot.is_processing and slot.state is not SlotState.WAIT_OTHER:
+                if self.pool.cut_cells(slot, slot.prompt.n_tokens):
+                    continue
+                # a state that cannot go back: compute the whole prompt again, or give up what cannot be repeated
+                self.pool.clear_prompt(slot)
+                if slot.state is SlotState.GENERATING:
+                    self.emit.slot_error(slot, "Decoding was aborted.")
+                    self._release(slot)
 
     def _rewind(self, offset: int) -> None:
         """Take back batch entries from ``offset`` on that were not decoded, so that the next turn adds them again."""
