@@ -170,6 +170,8 @@ def _is_interface_flag(word: str) -> bool:
 def _build_bridge(plan: Plan, target: Path, verbose: bool) -> None:
     say("compiling the bridge over libllama-common")
     flags = consumer_flags(read_json(plan.tree / "compile_commands.json"))
+    # llama.cpp's headers as system headers: the warnings shown are those of our own code
+    flags = [f"-isystem{flag[2:]}" if flag.startswith("-I") else flag for flag in flags]
     compiler = [*plan.toolchain.cxx.command, *flags, "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", f"-I{BRIDGE}"]
     with tempfile.TemporaryDirectory(dir=target.parent) as objects:
         files = []
