@@ -138,6 +138,9 @@ class Backend(Protocol):
     def embeddings_ith(self, index: int) -> list[float] | None: ...
     def embeddings_seq(self, seq_id: int) -> list[float] | None: ...
 
+    def identity(self) -> dict[str, str]:
+        """What a saved state depends on, by name: model, cache types."""
+
     def n_reused(self) -> int:
         """Compute graphs reused so far."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -133,6 +134,15 @@ class NativeBackend:
     def embeddings_seq(self, seq_id: int) -> list[float] | None:
         vector = self._context.embeddings_seq(seq_id)
         return None if vector is None else vector.tolist()
+
+    def identity(self) -> dict[str, str]:
+        meta = "\n".join(f"{key}={value}" for key, value in sorted(self.model.meta().items()))
+        facts = f"{meta}\n{self.model.n_params} {self.model.size} {self.n_vocab}"
+        params = self._params.to_dict()
+        return {
+            "model": hashlib.sha256(facts.encode(errors="replace")).hexdigest(),
+            "cache type": f"{params['cache_type_k']}/{params['cache_type_v']}",
+        }
 
     def n_reused(self) -> int:
         return self._context.n_reused

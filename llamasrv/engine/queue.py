@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 from llamasrv.engine.log import que_dbg, que_inf
@@ -43,6 +44,7 @@ class ServerQueue:
         self._terminated = False
         self._sleeping = False
         self._stop_sleeping = False
+        self._n_awake_holders = 0
         self._time_last_task = time.monotonic()
         self._worker: threading.Thread | None = None
         self._worker_stop = False
@@ -176,6 +178,23 @@ class ServerQueue:
                     self._wake_main.notify()
                 self._awake.wait()
 
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Wake the engine if it sleeps, and keep it from falling asleep inside the ``with`` block.
+
+        For threads that use the model's vocabulary without a task in the queue.
+        """
+        self.wait_until_no_sleep()
+        with self._lock:
+            self._n_awake_holders += 1
+        try:
+            # it may have fallen asleep between the two
+            self.wait_until_no_sleep()
+            yield
+        finally:
+            with self._lock:
+                self._n_awake_holders -= 1
+
     def terminate(self) -> None:
         """End :meth:`start_loop`, for good."""
         with self._lock:
@@ -231,7 +250,7 @@ class ServerQueue:
                 if self._terminated or self.tasks:
                     return
                 idle_ms = (time.monotonic() - self._time_last_task) * 1e3
-                if idle_sleep_ms < 0 or idle_ms < idle_sleep_ms:
+                if idle_sleep_ms < 0 or idle_ms < idle_sleep_ms or self._n_awake_holders:
                     self._wake_main.wait(MAX_WAIT_S)
                     continue
                 que_inf("start_loop", "entering sleeping state")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from llamasrv.engine.meta import ServerMeta
 from llamasrv.engine.metrics import ServerMetrics
 from llamasrv.engine.native import NativeBackend
 from llamasrv.engine.prefix import PrefixSources
-from llamasrv.engine.prompt_cache import Adapters
+from llamasrv.engine.prompt_cache import Adapters, PromptCache
 from llamasrv.engine.queue import ServerQueue
 from llamasrv.engine.reader import ResponseReader
 from llamasrv.engine.response import ServerResponse
@@ -28,10 +28,11 @@ from llamasrv.engine.result import (
     SlotsResult,
 )
 from llamasrv.engine.slot import Slot, SlotState, WaitFor
+from llamasrv.engine.slot_actions import SlotActions
 from llamasrv.engine.slots import SlotPool
 from llamasrv.engine.stats import now_us
 from llamasrv.engine.step import Step
-from llamasrv.engine.task import NEEDS_SLOT, READ_ONLY, Task, TaskType
+from llamasrv.engine.task import NEEDS_SLOT, READ_ONLY, SLOT_ACTIONS, Task, TaskType
 
 
 class LoadError(RuntimeError):
@@ -56,12 +57,16 @@ class ServerContext:
         self.config = EngineConfig()
         self.pool: SlotPool
         self.prefixes: PrefixSources
+        self.actions: SlotActions
         self.step: Step
         self._backend: Backend | None = None
         self._lora: list[float] = []
         self._lora_info: list[LoraInfo] = []
         self.emit = Emitter(self.response)
         self._wired = False
+        self._native_params: binding.Params | None = None
+        #: What :meth:`start_loop` waits with before it falls asleep; called once the model is gone or back.
+        self.on_sleeping: Callable[[bool], None] = lambda asleep: None
 
     @classmethod
     def with_backend(cls, backend: Backend, config: EngineConfig) -> ServerContext:
@@ -72,24 +77,35 @@ class ServerContext:
 
     # -- start and end
 
-    def load_model(self, params: binding.Params, progress: Callable[[float], bool] | None = None) -> None:
+    def load_model(
+        self,
+        params: binding.Params,
+        progress: Callable[[float], bool] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
         """Load model and context and prepare the slots. Raises :class:`LoadError`.
 
-        ``progress`` is told how much of the weights is loaded (0..1); it may return False to stop.
+        ``params`` must live as long as this object. ``progress`` is told how much of the weights is loaded (0..1); it
+        may return False to stop. ``options``: fields of :class:`EngineConfig` that the original does not know.
         """
         asked = params.to_dict()
         srv_inf("load_model", "loading model '%s'", asked["model"]["name"])
         params.set(**_output_limits(asked))
-        try:
-            backend = NativeBackend(params, progress)
-        except binding.NativeError as exc:
-            raise LoadError(str(exc)) from exc
+        self._native_params = params
+        backend = self._load(params, progress)
         self.params = params.to_dict()
-        config = EngineConfig.from_params(self.params)
+        config = EngineConfig.from_params({**self.params, **(options or {})})
         self._disable_unsupported(backend, config)
         self._attach(backend, config)
         self.vocab = backend.model.vocab
         self.meta = _meta(backend, self.params, self.pool.slots[0].n_ctx)
+
+    @staticmethod
+    def _load(params: binding.Params, progress: Callable[[float], bool] | None = None) -> NativeBackend:
+        try:
+            return NativeBackend(params, progress)
+        except binding.NativeError as exc:
+            raise LoadError(str(exc)) from exc
 
     @staticmethod
     def _disable_unsupported(backend: Backend, config: EngineConfig) -> None:
@@ -107,10 +123,13 @@ class ServerContext:
             config.cache_idle_slots = False
             srv_wrn("load_model", "--cache-idle-slots requires --cache-ram, disabling")
 
-    def _attach(self, backend: Backend, config: EngineConfig) -> None:
+    def _attach(
+        self, backend: Backend, config: EngineConfig, lora: list[float] | None = None, cache: PromptCache | None = None
+    ) -> None:
+        """Prepare the slots. ``lora`` and ``cache`` are what an earlier life of the same model left."""
         self._backend = backend
         self.config = config
-        self._lora = list(config.lora)
+        self._lora = list(config.lora) if lora is None else lora
         n_ctx_slot = self._slot_context(backend, config)
         srv_inf(
             "load_model",
@@ -119,13 +138,14 @@ class ServerContext:
             n_ctx_slot,
             "true" if config.kv_unified else "false",
         )
-        self.pool = SlotPool(backend, config, n_ctx_slot, tuple(self._lora))
+        self.pool = SlotPool(backend, config, n_ctx_slot, tuple(self._lora), cache)
         if self.pool.cache is not None:
             limit = "no limit" if config.cache_ram_mib < 0 else f"{config.cache_ram_mib} MiB"
             srv_trc("load_model", "prompt cache is enabled, size limit: %s", limit)
         if config.cache_idle_slots and self.pool.cache is not None:
             srv_dbg("load_model", "__TEST_TAG_CACHE_IDLE_SLOTS_ENABLED__")
         self.prefixes = PrefixSources(backend, config, self.pool)
+        self.actions = SlotActions(backend, self.pool, config.n_ctx_checkpoints, backend.identity())
         self.step = Step(
             backend, config, self.pool, self.prefixes, self.emit, self.metrics, self.queue.yield_to_queue, self.release
         )
@@ -133,6 +153,7 @@ class ServerContext:
             self._wired = True
             self.queue.on_new_task(self.process_task)
             self.queue.on_update_slots(self.update_slots)
+            self.queue.on_sleeping_state(self._change_sleep)
             self.queue.on_cancel(lambda id_task: self.step.cancelled(id_task))
 
     @staticmethod
@@ -165,6 +186,24 @@ class ServerContext:
         idle = self.config.sleep_idle_seconds
         self.queue.start_loop(idle * 1000 if idle >= 0 else -1)
 
+    def _change_sleep(self, asleep: bool) -> None:
+        """Let go of model and context, or load them again. What the slots held goes to the RAM cache, which stays."""
+        if asleep:
+            srv_inf("sleep", "server is entering sleeping state")
+            for slot in self.pool.slots:
+                self.pool.save_prompt(slot)
+                slot.prompt.clear()
+            backend, self._backend = self._backend, None
+            if backend is not None:
+                backend.close()
+        else:
+            srv_inf("sleep", "server is exiting sleeping state")
+            assert self._native_params is not None
+            native = self._load(self._native_params)
+            self._attach(native, self.config, self._lora, self.pool.cache)
+            self.vocab = native.model.vocab
+        self.on_sleeping(asleep)
+
     def terminate(self) -> None:
         """End the main loop from any thread, also out of a running decode; readers are woken."""
         self.queue.terminate()
@@ -183,14 +222,17 @@ class ServerContext:
     def reader(self) -> ResponseReader:
         return ResponseReader(self.queue, self.response)
 
-    def metrics_snapshot(self) -> MetricsResult:
-        """Counters as they are, without asking the main loop."""
-        return MetricsResult(
+    def metrics_snapshot(self, reset_bucket: bool = False) -> MetricsResult:
+        """Counters as they are, without asking the main loop. ``reset_bucket``: the rates start anew."""
+        result = MetricsResult(
             id=-1,
             metrics=self.metrics.copy(),
             n_processing_slots=self.pool.n_processing,
             n_tasks_deferred=self.queue.n_deferred,
         )
+        if reset_bucket:
+            self.metrics.reset_bucket()
+        return result
 
     # -- tasks
 
@@ -203,15 +245,15 @@ class ServerContext:
         elif task.type is TaskType.CANCEL:
             self._cancel(task.id_target)
         elif task.type is TaskType.METRICS:
-            result = self.metrics_snapshot()
+            result = self.metrics_snapshot(task.metrics_reset_bucket)
             result.id = task.id
-            if task.metrics_reset_bucket:
-                self.metrics.reset_bucket()
             self.response.send(result)
         elif task.type is TaskType.SLOT_GET:
             slots = [slot.snapshot(self.config.slots_debug) for slot in self.pool.slots]
             n_idle = sum(not slot.is_processing for slot in slots)
             self.response.send(SlotsResult(id=task.id, slots=slots, n_idle_slots=n_idle))
+        elif task.type in SLOT_ACTIONS:
+            self._slot_action(task)
         elif task.type is TaskType.GET_LORA:
             self._get_lora(task)
         elif task.type is TaskType.SET_LORA:
@@ -225,6 +267,17 @@ class ServerContext:
             if slot.task is not None and slot.task.id == id_target:
                 self.release(slot)
                 break
+
+    def _slot_action(self, task: Task) -> None:
+        assert task.slot_action is not None
+        slot = self.pool.by_id(task.slot_action.id_slot)
+        if slot.is_processing:
+            task.id_slot = slot.id
+            self._defer(task)
+            return
+        self.response.send(self.actions.run(task, slot))
+        # the slot stays free: whoever waits behind this task can have it
+        self.queue.pop_deferred_task(slot.id)
 
     def _get_lora(self, task: Task) -> None:
         infos = [
@@ -362,7 +415,11 @@ class ServerContext:
         for slot in self.pool.slots:
             while not slot.is_processing and self.queue.n_deferred:
                 task = self.queue.take_deferred(slot.id)
-                if task is None or not self._schedule(task):
+                if task is None:
+                    break
+                if task.type in SLOT_ACTIONS:
+                    self._slot_action(task)
+                elif not self._schedule(task):
                     break
 
     def update_slots(self) -> None:

@@ -18,12 +18,21 @@ class SlotPool:
     ``cache`` is None when the RAM cache is off.
     """
 
-    def __init__(self, backend: Backend, config: EngineConfig, n_ctx_slot: int, adapters: Adapters) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        config: EngineConfig,
+        n_ctx_slot: int,
+        adapters: Adapters,
+        cache: PromptCache | None = None,
+    ) -> None:
         self.backend = backend
         self.config = config
         self.shared = SharedCells(config.n_parallel)
         self.slots = [Slot(i, n_ctx_slot, adapters) for i in range(config.n_parallel)]
-        self.cache = PromptCache(config.cache_ram_mib, backend.n_ctx) if config.cache_ram_mib != 0 else None
+        self.cache = cache
+        if cache is None and config.cache_ram_mib != 0:
+            self.cache = PromptCache(config.cache_ram_mib, backend.n_ctx)
 
     def by_id(self, id_slot: int) -> Slot:
         """The slot with this number; numbers beyond the last wrap around."""

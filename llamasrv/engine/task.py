@@ -33,6 +33,8 @@ class TaskType(enum.Enum):
 GENERATING = frozenset({TaskType.COMPLETION, TaskType.INFILL})
 #: Tasks that may run while the main loop is inside a native call, since they only read.
 READ_ONLY = frozenset({TaskType.METRICS, TaskType.SLOT_GET})
+#: Tasks that need a named slot to be free, but do not occupy it.
+SLOT_ACTIONS = frozenset({TaskType.SLOT_SAVE, TaskType.SLOT_RESTORE, TaskType.SLOT_ERASE})
 #: Tasks that occupy a slot.
 NEEDS_SLOT = frozenset({TaskType.COMPLETION, TaskType.EMBEDDING, TaskType.RERANK, TaskType.DECISION, TaskType.INFILL})
 
