@@ -1,0 +1,1 @@
+"""What a person starts: command line, start-up, signals."""

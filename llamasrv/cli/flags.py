@@ -1,0 +1,99 @@
+"""Flags of llamasrv itself, beside those of llama-server, which the native parser knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+class FlagError(ValueError):
+    """A flag without its value or with a bad one; the text names flag and reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """``parse`` turns the text into the value and raises ValueError with the reason; ``dest`` names the value."""
+
+    name: str
+    metavar: str
+    dest: str
+    parse: Callable[[str], Any]
+    default: Any
+    env: str
+    help: str
+
+
+def at_least(lowest: int) -> Callable[[str], int]:
+    """A parser for integers that are not below ``lowest``."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError("expected an integer") from None
+        if value < lowest:
+            raise ValueError(f"must be at least {lowest}")
+        return value
+
+    return parse
+
+
+FLAGS: tuple[Flag, ...] = (
+    Flag(
+        "--max-body-mib",
+        "N",
+        "max_body_mib",
+        at_least(1),
+        100,
+        "LLAMASRV_MAX_BODY_MIB",
+        "largest request body accepted, in MiB",
+    ),
+)
+
+
+def split(
+    args: Sequence[str], environ: Mapping[str, str], flags: Sequence[Flag] = FLAGS
+) -> tuple[dict[str, Any], list[str]]:
+    """Values of our own flags by ``dest``, and the arguments left for the native parser.
+
+    The command line wins over the environment. Raises :class:`FlagError`.
+    """
+    values = {flag.dest: flag.default for flag in flags}
+    for flag in flags:
+        if environ.get(flag.env):
+            values[flag.dest] = _value(flag, environ[flag.env], flag.env)
+    by_name = {flag.name: flag for flag in flags}
+    rest: list[str] = []
+    waiting = iter(args)
+    for arg in waiting:
+        name, equals, text = arg.partition("=")
+        # the native parser takes underscores for dashes, too
+        known = by_name.get(name.replace("_", "-"))
+        if known is None:
+            rest.append(arg)
+            continue
+        if not equals:
+            try:
+                text = next(waiting)
+            except StopIteration:
+                raise FlagError(f"expected a value for {known.name}") from None
+        values[known.dest] = _value(known, text, known.name)
+    return values, rest
+
+
+def usage(flags: Sequence[Flag] = FLAGS) -> str:
+    """Help text in the form of the native one."""
+    lines = ["", "", "----- llamasrv-specific params -----", ""]
+    for flag in flags:
+        head = f"{flag.name} {flag.metavar}"
+        lines.append(f"{head:<39} {flag.help} (default: {flag.default})")
+        lines.append(f"{'':<39} (env: {flag.env})")
+    return "\n".join(lines) + "\n"
+
+
+def _value(flag: Flag, text: str, source: str) -> Any:
+    try:
+        return flag.parse(text)
+    except ValueError as exc:
+        raise FlagError(f"invalid value '{text}' for {source}: {exc}") from None

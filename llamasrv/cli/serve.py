@@ -1,0 +1,136 @@
+"""One model: the steps from parameters to the main loop, and back."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from dataclasses import replace
+from typing import Any
+
+from llamasrv import binding
+from llamasrv.cli.signals import SignalWatch
+from llamasrv.cli.startup import adjustments, is_router
+from llamasrv.engine.log import srv_dbg, srv_err, srv_inf, srv_wrn
+from llamasrv.engine.server_context import ServerContext
+from llamasrv.http.app import create_app, short_requests
+from llamasrv.http.config import HttpConfig
+from llamasrv.http.routes import api_routes
+from llamasrv.http.server import HttpServer
+from llamasrv.http.state import ServerState
+
+#: Seconds that requests under way get to end after the server was told to end.
+DRAIN_S = 2.0
+#: Seconds after which the process ends whatever the main thread is doing.
+EXIT_S = 5.0
+
+
+def serve(params: binding.Params, own: dict[str, Any]) -> int:
+    """Run one server; returns the exit code. ``own``: values of our own flags. On the main thread."""
+    srv_inf("llama_server", "initializing ...")
+    if is_router(params.to_dict()):
+        srv_err("llama_server", "no model given: use -m FILE, -hf REPO or -mu URL")
+        return 1
+    server = Server(own)
+    code = 0
+    try:
+        server.prepare(params)
+        server.run(params)
+    except StopRequested:
+        pass
+    except Exception as exc:
+        # whoever ends the server while it starts does not care what broke by that
+        if not server.watch.is_stopping:
+            code = 1
+            srv_err("llama_server", "%s", str(exc) or repr(exc))
+            srv_dbg("llama_server", "%s", traceback.format_exc())
+    server.clean_up(code)
+    return code
+
+
+class StopRequested(Exception):
+    """The server was told to end while it started."""
+
+
+class Server:
+    """The parts of a running server and the order in which they start and end."""
+
+    def __init__(self, own: dict[str, Any]) -> None:
+        self.context = ServerContext()
+        self.state = ServerState(self.context)
+        self.http: HttpServer | None = None
+        self.watch = SignalWatch(self.stop, self._before_exit, EXIT_S)
+        self._own = own
+
+    def prepare(self, params: binding.Params) -> None:
+        """Everything up to the model: checks, backend, HTTP.
+
+        Raises an exception whose text is the one line the user reads, or :class:`StopRequested`.
+        """
+        # the signals count from here on, so that a download or a load can be ended as well
+        self.watch.start()
+        self._resolve(params)
+        params.set(**adjustments(params.to_dict()))
+        binding.backend_init(params)
+        params.print_info(devices=True)
+
+        fields = params.to_dict()
+        if fields["cors_origins"] == "*" and not fields["api_keys"]:
+            srv_wrn("llama_server", "security: no API key is set and CORS allows all origins")
+        config = HttpConfig.from_params(fields)
+        config = replace(config, max_body_bytes=self._own["max_body_mib"] * 1024 * 1024)
+        self.state.config = config
+        routes = api_routes(self.state)
+        self.http = HttpServer(create_app(self.state, routes), config, short_requests(config.api_prefix, routes))
+        self.http.bind()
+        self._check_stop()
+        # before the model, so that /health can say that it is loading
+        self.http.start()
+
+    def run(self, params: binding.Params) -> None:
+        """Load the model and work until told to end. Raises as :meth:`prepare`."""
+        assert self.http is not None
+        self.context.load_model(params, lambda progress: not self.watch.is_stopping)
+        self._check_stop()
+        self.state.is_ready = True
+        srv_inf("llama_server", "model loaded")
+        for address in self.http.addresses:
+            srv_inf("llama_server", "listening on %s", address)
+        self.context.start_loop()
+
+    def stop(self) -> None:
+        """Begin to end, from any thread: no new requests, open ones are told."""
+        self.state.is_stopping = True
+        if self.http is not None:
+            self.http.stop_accepting()
+        self.context.terminate()
+
+    def clean_up(self, code: int) -> None:
+        """End everything, in reverse order. May leave the process with ``code`` from here."""
+        srv_inf("clean_up", "cleaning up before exit...")
+        self.stop()
+        if self.http is not None and not self.http.shutdown(DRAIN_S):
+            # a worker is still inside a native call: freeing what it uses would crash
+            srv_wrn("clean_up", "HTTP workers are still at work, leaving")
+            binding.log.flush()
+            os._exit(code)
+        self.context.close()
+        binding.backend_free()
+
+    def _resolve(self, params: binding.Params) -> None:
+        model = params.to_dict()["model"]
+        if not (model["hf_repo"] or model["url"] or model["docker_repo"]):
+            return
+        try:
+            if params.resolve_model():
+                raise RuntimeError("the repository holds presets for several models, which needs the router")
+        except binding.NativeError as exc:
+            raise RuntimeError(f"failed to download model: {exc}") from exc
+
+    def _check_stop(self) -> None:
+        if self.watch.is_stopping:
+            raise StopRequested
+
+    def _before_exit(self) -> None:
+        if self.http is not None:
+            self.http.remove_files()
+        binding.log.flush()

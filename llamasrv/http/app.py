@@ -1,0 +1,88 @@
+"""The WSGI application: what happens to every request before and after its route."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flask import Flask, Response, request
+
+from llamasrv.engine.log import DEBUG, active, srv_dbg, srv_wrn
+from llamasrv.http.auth import PUBLIC_PATHS, KeyCheck
+from llamasrv.http.cors import origin_headers, preflight_headers
+from llamasrv.http.errors import BAD_KEY, LOADING, STOPPING, error_response, exception_response
+from llamasrv.http.route import Route
+from llamasrv.http.state import ServerState
+
+#: Pages, as opposed to API paths: reachable while the model loads.
+PAGES = PUBLIC_PATHS - {"/health", "/v1/health"}
+
+
+def create_app(state: ServerState, routes: Sequence[Route]) -> Flask:
+    """The application with these routes."""
+    app = Flask("llamasrv", static_folder=None)
+    # a path is what is registered, letter by letter
+    app.url_map.merge_slashes = False
+    app.url_map.strict_slashes = True
+    for route in routes:
+        app.add_url_rule(
+            state.config.api_prefix + route.path,
+            f"{route.method} {route.path}",
+            route.handler,
+            methods=[route.method],
+            provide_automatic_options=False,
+        )
+    app.before_request(_gate(state))
+    app.after_request(_finish(state))
+    app.register_error_handler(Exception, exception_response)
+    return app
+
+
+def short_requests(prefix: str, routes: Sequence[Route]) -> Callable[[str, str], bool]:
+    """A test for requests that are answered from memory, for :class:`~llamasrv.http.server.HttpServer`."""
+    short = {(route.method, prefix + route.path) for route in routes if route.is_short}
+
+    def is_short(method: str, path: str) -> bool:
+        return method == "OPTIONS" or ("GET" if method == "HEAD" else method, path) in short
+
+    return is_short
+
+
+def _gate(state: ServerState) -> Callable[[], Response | None]:
+    check = KeyCheck(state.config)
+    pages = {state.config.api_prefix + path for path in PAGES}
+
+    def gate() -> Response | None:
+        environ = request.environ
+        if environ["REQUEST_METHOD"] == "OPTIONS":
+            # a browser sends no key with its preflight
+            return Response(status=200, headers=preflight_headers(state.config), content_type="text/html")
+        if state.is_stopping:
+            return error_response(STOPPING)
+        if not state.is_ready and environ["PATH_INFO"] not in pages:
+            return error_response(LOADING)
+        if not check.allows(environ):
+            srv_wrn("http", "unauthorized: Invalid API Key")
+            return error_response(BAD_KEY)
+        return None
+
+    return gate
+
+
+def _finish(state: ServerState) -> Callable[[Response], Response]:
+    def finish(response: Response) -> Response:
+        environ: dict[str, Any] = request.environ
+        for name, value in origin_headers(state.config, environ.get("HTTP_ORIGIN", "")):
+            response.headers.add(name, value)
+        if active(DEBUG):
+            srv_dbg(
+                "http",
+                "done request: %s %s %s %d",
+                environ["REQUEST_METHOD"],
+                environ["PATH_INFO"],
+                environ.get("REMOTE_ADDR", ""),
+                response.status_code,
+            )
+        return response
+
+    return finish

@@ -1,0 +1,235 @@
+"""One connection, and the answer to one request on it: what differs from waitress's own."""
+
+from __future__ import annotations
+
+import socket
+import time
+from http.client import responses
+from typing import Any
+
+from waitress.channel import ClientDisconnected, HTTPChannel
+from waitress.task import ErrorTask, WSGITask
+from waitress.utilities import build_http_date
+
+from llamasrv.http.errors import JSON_TYPE, http_error_json
+from llamasrv.http.tls import RECORD_BYTES, TlsSocket
+
+RECV_BYTES = 65536
+#: How long a connection closed before its request was read stays open for reading, so that the answer is not lost.
+LINGER_S = 5.0
+#: How long a request's headers may take, seconds.
+HEADERS_S = 60.0
+#: Key of the WSGI environment: a callable that sends the response headers now, before the first body byte.
+FLUSH_HEADERS = "llamasrv.flush_headers"
+#: Key of the WSGI environment: a callable that tells whether the client has gone.
+CLIENT_GONE = "waitress.client_disconnected"
+
+
+def _header_block(task: Any) -> bytes:
+    """Status line and headers. A response without a length is chunked and the connection goes on, as in HTTP/1.1."""
+    length: str | None = None
+    code = task.status[:3]
+    lines = [f"HTTP/{task.version} {code} {responses.get(int(code), '')}", f"Server: {task.channel.adj.ident}"]
+    for name, value in task.response_headers:
+        if name.lower() == "content-length":
+            length = value
+            if not task.has_body:
+                continue
+        if name.lower() != "connection":
+            lines.append(f"{name}: {value}")
+    if length is None and task.content_length is not None and task.has_body:
+        length = str(task.content_length)
+        lines.append(f"Content-Length: {length}")
+    lines.append(f"Date: {build_http_date(task.start_time)}")
+
+    connection = task.request.headers.get("CONNECTION", "").lower()
+    if task.version == "1.0":
+        if connection != "keep-alive" or (length is None and task.has_body):
+            task.close_on_finish = True
+        elif not task.close_on_finish:
+            lines.append("Connection: keep-alive")
+    else:
+        if "close" in (token.strip() for token in connection.split(",")):
+            task.close_on_finish = True
+        if length is None and task.has_body:
+            lines.append("Transfer-Encoding: chunked")
+            task.chunked_response = True
+    if task.channel.server.is_draining:
+        task.close_on_finish = True
+    if task.close_on_finish:
+        lines.append("Connection: close")
+    return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+
+class HttpTask(WSGITask):
+    """Runs the WSGI application for one request."""
+
+    channel: Any
+    request: Any
+
+    def build_response_header(self) -> bytes:
+        return _header_block(self)
+
+    def get_environment(self) -> dict[str, Any]:
+        environ: dict[str, Any] = super().get_environment()
+        # waitress drops extra leading slashes; "//health" is no route
+        environ["PATH_INFO"] = self.request.path
+        environ[FLUSH_HEADERS] = self._flush_headers
+        return environ
+
+    def _flush_headers(self) -> None:
+        self.write(b"")
+
+    def write(self, data: bytes) -> None:
+        # the way of every streamed chunk, free of what only other responses need
+        if self.chunked_response and data:
+            self.channel.write_soon(b"%x\r\n%b\r\n" % (len(data), data))
+        else:
+            super().write(data)
+
+
+class JsonErrorTask(ErrorTask):
+    """Answers what is no valid HTTP request, or a failure of the application itself."""
+
+    channel: Any
+    request: Any
+    response_headers: list[tuple[str, str]]
+
+    def build_response_header(self) -> bytes:
+        return _header_block(self)
+
+    def execute(self) -> None:
+        error = self.request.error
+        body = http_error_json(error.code, error.body)
+        self.status = f"{error.code} {error.reason}"
+        self.response_headers.append(("Content-Type", JSON_TYPE))
+        self.content_length = len(body)
+        self.close_on_finish = True
+        self.channel.linger = True
+        self.write(body)
+
+
+class ApiChannel(HTTPChannel):
+    """A connection whose chunks leave from the worker's thread, at once."""
+
+    socket: Any
+
+    task_class = HttpTask
+    error_task_class = JsonErrorTask
+
+    #: Close only after the peer had a chance to read the answer to a request that was not read to its end.
+    linger = False
+    _linger_until = 0.0
+    _request_began = 0.0
+
+    def write_soon(self, data: Any) -> int:
+        """Send, or queue what the socket does not take. Blocks while too much is queued.
+
+        Raises :class:`ClientDisconnected` when the connection is gone.
+        """
+        if not self.total_outbufs_len and type(data) is bytes:
+            with self.outbuf_lock:
+                if not self.connected:
+                    raise ClientDisconnected
+                if not self.total_outbufs_len:
+                    size = len(data)
+                    try:
+                        sent = self.socket.send(data)
+                    except BlockingIOError:
+                        sent = 0
+                    except OSError:
+                        self.will_close = True
+                        self.server.pull_trigger()
+                        raise ClientDisconnected from None
+                    if sent == size:
+                        self.last_activity = time.time()
+                        return size
+                    data = data[sent:]
+        super().write_soon(data)
+        return len(data)
+
+    # -- the I/O thread
+
+    def handle_read(self) -> None:
+        while True:
+            try:
+                data = self.socket.recv(RECV_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:  # the client has gone: whoever works for it sees `connected` change
+                self.handle_close()
+                return
+            if self._linger_until:
+                return
+            self.last_activity = time.time()
+            self.received(data)
+            if not self._pending():
+                return
+
+    def handle_write(self) -> None:
+        if self.linger and self.close_when_flushed and not self.total_outbufs_len and not self.will_close:
+            self.close_when_flushed = False
+            self._linger_until = time.time() + LINGER_S
+            try:
+                self.socket.shutdown(socket.SHUT_WR)
+            except OSError:
+                self.will_close = True
+            return
+        super().handle_write()
+
+    def received(self, data: bytes) -> bool:
+        if self.request is None:
+            self._request_began = time.time()
+        return bool(super().received(data))
+
+    def is_overdue(self, now: float, keep_alive: float, timeout_read: float, timeout_write: float) -> bool:
+        """Whether the peer has been silent for too long: unread output, a request half sent, or nothing to do."""
+        if self._linger_until:
+            return now > self._linger_until
+        silence = now - self.last_activity
+        if self.total_outbufs_len:
+            return silence > timeout_write
+        if self.requests:
+            return False
+        if self.request is None:
+            return silence > keep_alive
+        return silence > timeout_read or (not self.request.headers_finished and now - self._request_began > HEADERS_S)
+
+    def _pending(self) -> bool:
+        return False
+
+
+class TlsChannel(ApiChannel):
+    """The same over TLS."""
+
+    socket: TlsSocket
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # a repeated send must not offer less than the first, see TlsSocket.send()
+        self.sendbuf_len = max(self.sendbuf_len, RECORD_BYTES)
+
+    def handle_read(self) -> None:
+        if self.socket.handshaken or self._handshake():
+            super().handle_read()
+
+    def handle_write(self) -> None:
+        if self.socket.handshaken or self.will_close:
+            super().handle_write()
+        else:
+            self._handshake()
+
+    def writable(self) -> Any:
+        return super().writable() or self.socket.want_write
+
+    def _handshake(self) -> bool:
+        try:
+            return self.socket.do_handshake()
+        except OSError:  # no TLS, or none that we accept
+            self.handle_close()
+            return False
+
+    def _pending(self) -> bool:
+        return self.connected and self.socket.pending() > 0

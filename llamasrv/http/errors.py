@@ -1,0 +1,62 @@
+"""Error responses. Every one is JSON, whatever went wrong."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from flask import Response
+from werkzeug.exceptions import HTTPException
+
+from llamasrv.api.errors import ApiError, error_body
+from llamasrv.api.jsonio import dumps
+from llamasrv.engine.log import srv_err, srv_wrn
+from llamasrv.engine.result import ErrorType
+
+JSON_TYPE = "application/json; charset=utf-8"
+
+_TYPES = {
+    401: ErrorType.AUTHENTICATION,
+    403: ErrorType.PERMISSION,
+    404: ErrorType.NOT_FOUND,
+    405: ErrorType.NOT_FOUND,
+    501: ErrorType.NOT_SUPPORTED,
+    503: ErrorType.UNAVAILABLE,
+}
+
+LOADING = ApiError(ErrorType.UNAVAILABLE, "Loading model")
+STOPPING = ApiError(ErrorType.UNAVAILABLE, "The server is shutting down")
+NO_ROUTE = ApiError(ErrorType.NOT_FOUND, "File Not Found")
+BAD_KEY = ApiError(ErrorType.AUTHENTICATION, "Invalid API Key")
+
+
+def http_error_json(status: int, message: str) -> bytes:
+    """Body for an error of the HTTP layer; ``code`` is the very status, also where no error type stands for it."""
+    type_ = _TYPES.get(status, ErrorType.SERVER if status >= 500 else ErrorType.INVALID_REQUEST)
+    body = error_body(type_, message)
+    body["error"]["code"] = status
+    return dumps(body)
+
+
+def json_response(value: object, status: int = 200) -> Response:
+    return Response(dumps(value), status, content_type=JSON_TYPE)
+
+
+def error_response(error: ApiError) -> Response:
+    return json_response(error.body(), error.status)
+
+
+def exception_response(exc: Exception) -> Response:
+    """Answer for an exception that left a route."""
+    if isinstance(exc, ApiError):
+        response = error_response(exc)
+    elif isinstance(exc, HTTPException):
+        status = exc.code or 500
+        if status in (404, 405):  # as in the original a path is known with its method or not at all
+            return error_response(NO_ROUTE)
+        message = exc.description or HTTPStatus(status).phrase
+        response = Response(http_error_json(status, message), status, content_type=JSON_TYPE)
+    else:
+        srv_err("http", "exception in a request: %r", exc)
+        response = error_response(ApiError(ErrorType.SERVER, str(exc) or type(exc).__name__))
+    srv_wrn("http", "got exception: %s", response.get_data(as_text=True))
+    return response

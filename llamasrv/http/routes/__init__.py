@@ -1,0 +1,19 @@
+"""The routes of the API, one module per subject."""
+
+from __future__ import annotations
+
+from llamasrv.api.context import ApiContext
+from llamasrv.http.route import Route
+from llamasrv.http.routes import completion, info, monitor, tokens
+from llamasrv.http.state import ServerState
+
+
+def api_routes(state: ServerState) -> list[Route]:
+    """All routes."""
+    context = ApiContext(state.context)
+    return [
+        *info.routes(state, context),
+        *monitor.routes(state, context),
+        *tokens.routes(state, context),
+        *completion.routes(state, context),
+    ]

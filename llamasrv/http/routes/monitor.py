@@ -1,0 +1,59 @@
+"""State of slots and counters, asked of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flask import Response, request
+
+from llamasrv.api.context import ApiContext
+from llamasrv.api.errors import ApiError
+from llamasrv.api.metrics import CONTENT_TYPE, START_HEADER, metrics_text, start_time
+from llamasrv.api.slots import slots_json
+from llamasrv.engine.result import ErrorResult, ErrorType, MetricsResult, Result, SlotsResult
+from llamasrv.engine.task import Task, TaskType
+from llamasrv.http.errors import STOPPING, json_response
+from llamasrv.http.route import Route
+from llamasrv.http.sse import Client
+from llamasrv.http.state import ServerState
+
+
+def routes(state: ServerState, context: ApiContext) -> list[Route]:
+    queue = state.context.queue
+
+    def ask(type_: TaskType, should_stop: Callable[[], bool]) -> Result | None:
+        """The answer to a task that goes before all others; None when ``should_stop()`` or at the server's end."""
+        with state.context.reader() as reader:
+            reader.post_task(Task(id=reader.new_id(), type=type_, metrics_reset_bucket=True), front=True)
+            result = reader.next(should_stop)
+        if isinstance(result, ErrorResult):
+            raise ApiError.from_result(result)
+        return result
+
+    def slots() -> Response:
+        if not state.config.endpoint_slots:
+            message = "This server does not support slots endpoint. Start it with `--slots`"
+            raise ApiError(ErrorType.NOT_SUPPORTED, message)
+        queue.wait_until_no_sleep()
+        result = ask(TaskType.SLOT_GET, Client(request.environ).is_gone)
+        if not isinstance(result, SlotsResult):
+            raise STOPPING
+        if request.args.get("fail_on_no_slot") and result.n_idle_slots == 0:
+            raise ApiError(ErrorType.UNAVAILABLE, "no slot available")
+        return json_response(slots_json(context, result))
+
+    def metrics() -> Response:
+        if not state.config.endpoint_metrics:
+            message = "This server does not support metrics endpoint. Start it with `--metrics`"
+            raise ApiError(ErrorType.NOT_SUPPORTED, message)
+        is_gone = Client(request.environ).is_gone
+        result: Result | None = None
+        if not queue.is_sleeping():
+            # a task posted just before the engine falls asleep is not answered, and must not wake it
+            result = ask(TaskType.METRICS, lambda: is_gone() or queue.is_sleeping())
+        if not isinstance(result, MetricsResult):
+            result = state.context.metrics_snapshot()
+        headers = {START_HEADER: start_time(result)}
+        return Response(metrics_text(result), 200, headers, content_type=CONTENT_TYPE)
+
+    return [Route("GET", "/slots", slots), Route("GET", "/metrics", metrics)]
