@@ -33,6 +33,7 @@ from llamasrv.engine.slots import SlotPool
 from llamasrv.engine.stats import now_us
 from llamasrv.engine.step import Step
 from llamasrv.engine.task import NEEDS_SLOT, READ_ONLY, SLOT_ACTIONS, Task, TaskType
+from llamasrv.engine.text import GeneratedText
 
 
 class LoadError(RuntimeError):
@@ -375,6 +376,7 @@ class ServerContext:
             self.pool.clear_prompt(slot)
             slot.adapters = adapters
         slot.sampler = sampler
+        slot.text = GeneratedText([word.encode(errors="replace") for word in task.params.antiprompt])
         slot.n_predict_max = task.params.n_predict if task.params.n_predict != -1 else self.config.n_predict
         slot.task = task
         slot.state = SlotState.STARTED
