@@ -165,9 +165,8 @@ class Harness:
     server: HttpServer
     connections: list[http.client.HTTPConnection] = field(default_factory=list)
 
-    @property
-    def port(self) -> int:
-        return self.server.ports[0]
+    def __post_init__(self) -> None:
+        self.port = self.server.ports[0]
 
     def connect(self, timeout: float = 10.0) -> http.client.HTTPConnection:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)

@@ -10,7 +10,7 @@ from flask import Flask, Response, request
 from llamasrv.engine.log import DEBUG, active, srv_dbg, srv_wrn
 from llamasrv.http.auth import PUBLIC_PATHS, KeyCheck
 from llamasrv.http.cors import origin_headers, preflight_headers
-from llamasrv.http.errors import BAD_KEY, LOADING, STOPPING, error_response, exception_response
+from llamasrv.http.errors import BAD_KEY, LOADING, NO_ROUTE, STOPPING, error_response, exception_response
 from llamasrv.http.route import Route
 from llamasrv.http.state import ServerState
 
@@ -64,6 +64,9 @@ def _gate(state: ServerState) -> Callable[[], Response | None]:
         if not check.allows(environ):
             srv_wrn("http", "unauthorized: Invalid API Key")
             return error_response(BAD_KEY)
+        if environ["PATH_INFO"].startswith("//"):
+            # the router would strip it
+            return error_response(NO_ROUTE)
         return None
 
     return gate

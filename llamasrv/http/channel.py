@@ -54,7 +54,7 @@ def _header_block(task: Any) -> bytes:
         if length is None and task.has_body:
             lines.append("Transfer-Encoding: chunked")
             task.chunked_response = True
-    if task.channel.server.is_draining:
+    if task.channel.server.is_draining or task.channel.peer_ended:
         task.close_on_finish = True
     if task.close_on_finish:
         lines.append("Connection: close")
@@ -119,8 +119,19 @@ class ApiChannel(HTTPChannel):
 
     #: Close only after the peer had a chance to read the answer to a request that was not read to its end.
     linger = False
+    #: The peer has sent its last byte: it has gone, or only shut its sending side and still reads.
+    peer_ended = False
     _linger_until = 0.0
     _request_began = 0.0
+
+    def check_client_disconnected(self) -> bool:  # type: ignore[override]  # the stub is wrong
+        return self.peer_ended or not self.connected
+
+    def service(self) -> None:
+        super().service()
+        if self.peer_ended and not self.requests:
+            self.close_when_flushed = True
+            self.server.pull_trigger()
 
     def write_soon(self, data: Any) -> int:
         """Send, or queue what the socket does not take. Blocks while too much is queued.
@@ -150,6 +161,9 @@ class ApiChannel(HTTPChannel):
 
     # -- the I/O thread
 
+    def readable(self) -> bool:
+        return not self.peer_ended and bool(super().readable())
+
     def handle_read(self) -> None:
         while True:
             try:
@@ -158,8 +172,11 @@ class ApiChannel(HTTPChannel):
                 return
             except OSError:
                 data = b""
-            if not data:  # the client has gone: whoever works for it sees `connected` change
-                self.handle_close()
+            if not data:
+                # long work ends by itself when it sees this; a quick answer still goes out
+                self.peer_ended = True
+                if not self.requests:  # in this order: service() looks at them in the other one
+                    self.handle_close()
                 return
             if self._linger_until:
                 return
@@ -222,7 +239,7 @@ class TlsChannel(ApiChannel):
             self._handshake()
 
     def writable(self) -> Any:
-        return super().writable() or self.socket.want_write
+        return super().writable() or (self.connected and self.socket.want_write)
 
     def _handshake(self) -> bool:
         try:

@@ -71,7 +71,7 @@ def open_listeners(config: HttpConfig) -> list[Listener]:
                     sock = _open_tcp(host, config.port, config.reuse_port, v6only=n_tcp > 1)
                     shown = f"[{host}]" if ":" in host else host
                     listeners.append(Listener(sock, f"{scheme}://{shown}:{sock.getsockname()[1]}"))
-            except (OSError, OverflowError, UnicodeError) as exc:
+            except (OSError, UnicodeError) as exc:
                 reason = (isinstance(exc, OSError) and exc.strerror) or str(exc)
                 raise BindError(
                     f"couldn't bind HTTP server socket, hostname: {host}, port: {config.port}: {reason}"
@@ -84,7 +84,9 @@ def open_listeners(config: HttpConfig) -> list[Listener]:
 
 
 def _open_tcp(host: str, port: int, reuse_port: bool, v6only: bool) -> socket.socket:
-    """The first address of ``host`` that can be bound. Raises OSError or OverflowError."""
+    """The first address of ``host`` that can be bound. Raises OSError or UnicodeError."""
+    if not 0 <= port <= 65535:  # getaddrinfo() would take it modulo 65536
+        raise OSError(errno.EINVAL, "the port must be between 0 and 65535")
     families = {socket.AF_INET, socket.AF_INET6}
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     failure: OSError = OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
@@ -108,9 +110,6 @@ def _open_tcp(host: str, port: int, reuse_port: bool, v6only: bool) -> socket.so
         except OSError as exc:
             failure = exc
             sock.close()
-        except OverflowError:
-            sock.close()
-            raise
     raise failure
 
 

@@ -104,7 +104,8 @@ class ApiListener(BaseWSGIServer):
         keep_alive = min(KEEP_ALIVE_S, config.timeout_read)
         for channel in list(self.active_channels.values()):
             if channel.is_overdue(now, keep_alive, config.timeout_read, config.timeout_write):
-                channel.will_close = True
+                # at once: a socket that takes nothing never becomes writable, which `will_close` would wait for
+                channel.handle_close()
 
 
 def connection_limit() -> int:
