@@ -11,6 +11,7 @@
 #include "sampling.h"
 #include "speculative.h"
 
+#include <algorithm>
 #include <atomic>
 #include <clocale>
 #include <cmath>
@@ -30,7 +31,8 @@ namespace {
 
 constexpr int32_t  DEFAULT_PORT    = 8080;
 constexpr uint64_t ABORT_ALL       = UINT64_MAX;
-constexpr int      MAX_NESTING     = 256;     // of brackets in schemas and grammars: the parsers below recurse
+constexpr int      MAX_NESTING     = 1000;    // of brackets in schemas and grammars: the parsers recurse, 8 MiB last for 8,000
+constexpr int      MAX_RULES       = 10000;   // of a grammar: the search for left recursion goes this deep
 constexpr int64_t  MAX_N_PREV      = 1 << 20; // the sampler allocates its history at once
 
 // ---- errors and ownership
@@ -731,8 +733,18 @@ int nesting_of(const char * text, const char * open, const char * close) {
 }
 
 void check_grammar_text(const std::string & gbnf) {
-    if (gbnf.find('\0') != std::string::npos || nesting_of(gbnf.c_str(), "(", ")") > MAX_NESTING) {
-        refuse("failed to parse grammar");
+    if (gbnf.find('\0') != std::string::npos) {
+        refuse("failed to parse grammar: it holds a NUL character");
+    }
+    if (nesting_of(gbnf.c_str(), "(", ")") > MAX_NESTING) {
+        refuse("failed to parse grammar: it is nested too deeply");
+    }
+    int n_rules = 0;
+    for (size_t at = gbnf.find("::="); at != std::string::npos; at = gbnf.find("::=", at + 3)) {
+        ++n_rules;
+    }
+    if (n_rules > MAX_RULES) {
+        refuse("failed to parse grammar: it has too many rules");
     }
 }
 
@@ -840,9 +852,14 @@ struct lsrv_engine {
 struct lsrv_sampler {
     common_sampler_ptr smpl;
 
-    int32_t n_vocab = 0;
-    bool    sampled = false; // there are candidates to look at
-    bool    failed  = false; // a grammar that refused a token aborts the process on the next use
+    // The same grammar before a chain that changes nothing: tells whether the grammar allows a token.
+    common_sampler_ptr gate;
+
+    const llama_vocab * vocab = nullptr;
+
+    bool constrained = false; // by a grammar
+    bool sampled     = false; // there are candidates to look at
+    bool failed      = false; // a grammar that refused a token aborts the process on the next use
 
     std::string error; // of the last lsrv_sample_many()
 };
@@ -1223,11 +1240,32 @@ int32_t lsrv_sampler_new(lsrv_engine * engine, const lsrv_params * params, const
             refuse("no triggers set for lazy grammar");
         }
 
+        const bool infill = sampling.mirostat == 0 &&
+            std::find(sampling.samplers.begin(), sampling.samplers.end(), COMMON_SAMPLER_TYPE_INFILL) != sampling.samplers.end();
+
         auto sampler = std::make_unique<lsrv_sampler>();
-        sampler->n_vocab = engine->n_vocab;
+        sampler->vocab       = llama_model_get_vocab(engine->model);
+        sampler->constrained = !sampling.grammar.grammar.empty();
+
+        // each of these would abort the process, here or at the first token
+        if (infill && llama_vocab_eot(sampler->vocab) == LLAMA_TOKEN_NULL && llama_vocab_eos(sampler->vocab) == LLAMA_TOKEN_NULL) {
+            refuse("the infill sampler needs a vocabulary with an end-of-turn or end-of-sequence token");
+        }
+        if (sampler->constrained && !sampling.grammar_lazy && common_grammar_needs_prefill(sampling.grammar)) {
+            for (const llama_token token : common_tokenize(sampler->vocab, sampling.generation_prompt, false, true)) {
+                if (llama_vocab_is_eog(sampler->vocab, token)) {
+                    refuse("the generation prompt holds a token that ends the generation");
+                }
+            }
+        }
+
         sampler->smpl.reset(common_sampler_init(engine->model, sampling));
-        if (!sampler->smpl) {
-            throw std::runtime_error("failed to initialize the sampler");
+        if (sampler->constrained && infill) {
+            // the infill sampler may choose the end of generation whether the grammar allows it or not
+            common_params_sampling plain = sampling;
+            plain.samplers.clear();
+            plain.logit_bias.clear();
+            sampler->gate.reset(common_sampler_init(engine->model, plain));
         }
         *out = sampler.release();
     });
@@ -1239,25 +1277,38 @@ void lsrv_sampler_free(lsrv_sampler * smpl) {
 
 void lsrv_sampler_reset(lsrv_sampler * smpl) {
     common_sampler_reset(smpl->smpl.get());
+    if (smpl->gate) {
+        common_sampler_reset(smpl->gate.get());
+    }
+}
+
+static void accept_one(lsrv_sampler * smpl, llama_token token, bool is_generated) {
+    smpl->failed = true;
+    common_sampler_accept(smpl->smpl.get(), token, is_generated);
+    if (smpl->gate) {
+        common_sampler_accept(smpl->gate.get(), token, is_generated);
+    }
+    smpl->failed = false;
 }
 
 int32_t lsrv_sampler_accept(lsrv_sampler * smpl, const int32_t * tokens, int32_t n, bool is_generated, char ** err) {
     if (smpl->failed) {
         return fail(err, "the sampler has failed before");
     }
-    const int32_t status = guarded(err, [&] {
+    return guarded(err, [&] {
         for (int32_t i = 0; i < n; ++i) {
-            if (tokens[i] < 0 || tokens[i] >= smpl->n_vocab) {
+            if (tokens[i] < 0 || tokens[i] >= llama_vocab_n_tokens(smpl->vocab)) {
                 refuse("token out of range: " + std::to_string(tokens[i]));
+            }
+            // a grammar aborts the process if it does not allow the end; nobody has to accept an end by hand
+            if (is_generated && smpl->constrained && llama_vocab_is_eog(smpl->vocab, tokens[i])) {
+                refuse("an end of generation cannot be accepted under a grammar");
             }
         }
         for (int32_t i = 0; i < n; ++i) {
-            smpl->failed = true;
-            common_sampler_accept(smpl->smpl.get(), tokens[i], is_generated);
-            smpl->failed = false;
+            accept_one(smpl, tokens[i], is_generated);
         }
     });
-    return status;
 }
 
 uint32_t lsrv_sampler_seed(const lsrv_sampler * smpl) {
@@ -1266,6 +1317,22 @@ uint32_t lsrv_sampler_seed(const lsrv_sampler * smpl) {
 
 int32_t lsrv_sampler_describe(const lsrv_sampler * smpl, char ** out, char ** err) {
     return guarded(err, [&] { *out = copy_text(common_sampler_print(smpl->smpl.get())); });
+}
+
+// When nothing fits the grammar the chain still chooses something; accepting it could abort the process.
+static void check_fits_grammar(llama_context * ctx, lsrv_sampler * smpl, int32_t idx, llama_token token) {
+    const auto * candidates = common_sampler_get_candidates(smpl->smpl.get(), false);
+    bool fits = candidates->data[candidates->selected].logit > -INFINITY;
+    if (fits && smpl->gate && llama_vocab_is_eog(smpl->vocab, token)) {
+        common_sampler_sample(smpl->gate.get(), ctx, idx, true);
+        candidates = common_sampler_get_candidates(smpl->gate.get(), false);
+        fits = std::any_of(candidates->data, candidates->data + candidates->size, [token](const llama_token_data & item) {
+            return item.id == token && item.logit > -INFINITY;
+        });
+    }
+    if (!fits) {
+        throw std::runtime_error("no token fits the grammar");
+    }
 }
 
 static llama_token sample_one(llama_context * ctx, lsrv_sampler * smpl, int32_t idx) {
@@ -1280,8 +1347,10 @@ static llama_token sample_one(llama_context * ctx, lsrv_sampler * smpl, int32_t 
     smpl->failed = true;
     const llama_token token = common_sampler_sample(smpl->smpl.get(), ctx, idx);
     smpl->sampled = true;
-    common_sampler_accept(smpl->smpl.get(), token, true);
-    smpl->failed = false;
+    if (smpl->constrained) {
+        check_fits_grammar(ctx, smpl, idx, token);
+    }
+    accept_one(smpl, token, true);
     return token;
 }
 
