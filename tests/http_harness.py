@@ -26,7 +26,7 @@ from llamasrv.engine.result import FinalResult, MetricsResult, PartialResult, Re
 from llamasrv.engine.task import Task, TaskType
 from llamasrv.http.app import create_app, short_requests
 from llamasrv.http.config import HttpConfig
-from llamasrv.http.errors import STOPPING, error_response, json_response
+from llamasrv.http.errors import error_response, json_response, stopping
 from llamasrv.http.route import Route
 from llamasrv.http.server import HttpServer
 from llamasrv.http.sse import Client, stream_response
@@ -136,7 +136,7 @@ def plain_routes(state: ServerState) -> list[Route]:
         with reader:
             results = reader.wait_for_all(client.is_gone)
         if results is None:
-            return error_response(STOPPING)
+            return error_response(stopping())
         if not isinstance(results, list):
             return error_response(ApiError.from_result(results))
         return json_response([getattr(result, "content", b"").decode() for result in results])

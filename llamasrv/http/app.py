@@ -10,7 +10,7 @@ from flask import Flask, Response, request
 from llamasrv.engine.log import DEBUG, active, srv_dbg, srv_wrn
 from llamasrv.http.auth import PUBLIC_PATHS, KeyCheck
 from llamasrv.http.cors import origin_headers, preflight_headers
-from llamasrv.http.errors import BAD_KEY, LOADING, NO_ROUTE, STOPPING, error_response, exception_response
+from llamasrv.http.errors import bad_key, error_response, exception_response, loading, no_route, stopping
 from llamasrv.http.route import Route
 from llamasrv.http.state import ServerState
 
@@ -58,15 +58,15 @@ def _gate(state: ServerState) -> Callable[[], Response | None]:
             # a browser sends no key with its preflight
             return Response(status=200, headers=preflight_headers(state.config), content_type="text/html")
         if state.is_stopping:
-            return error_response(STOPPING)
+            return error_response(stopping())
         if not state.is_ready and environ["PATH_INFO"] not in pages:
-            return error_response(LOADING)
+            return error_response(loading())
         if not check.allows(environ):
             srv_wrn("http", "unauthorized: Invalid API Key")
-            return error_response(BAD_KEY)
+            return error_response(bad_key())
         if environ["PATH_INFO"].startswith("//"):
             # the router would strip it
-            return error_response(NO_ROUTE)
+            return error_response(no_route())
         return None
 
     return gate

@@ -23,10 +23,21 @@ _TYPES = {
     503: ErrorType.UNAVAILABLE,
 }
 
-LOADING = ApiError(ErrorType.UNAVAILABLE, "Loading model")
-STOPPING = ApiError(ErrorType.UNAVAILABLE, "The server is shutting down")
-NO_ROUTE = ApiError(ErrorType.NOT_FOUND, "File Not Found")
-BAD_KEY = ApiError(ErrorType.AUTHENTICATION, "Invalid API Key")
+
+def loading() -> ApiError:
+    return ApiError(ErrorType.UNAVAILABLE, "Loading model")
+
+
+def stopping() -> ApiError:
+    return ApiError(ErrorType.UNAVAILABLE, "The server is shutting down")
+
+
+def no_route() -> ApiError:
+    return ApiError(ErrorType.NOT_FOUND, "File Not Found")
+
+
+def bad_key() -> ApiError:
+    return ApiError(ErrorType.AUTHENTICATION, "Invalid API Key")
 
 
 def http_error_json(status: int, message: str) -> bytes:
@@ -52,7 +63,7 @@ def exception_response(exc: Exception) -> Response:
     elif isinstance(exc, HTTPException):
         status = exc.code or 500
         if status in (404, 405):  # as in the original a path is known with its method or not at all
-            return error_response(NO_ROUTE)
+            return error_response(no_route())
         message = exc.description or HTTPStatus(status).phrase
         response = Response(http_error_json(status, message), status, content_type=JSON_TYPE)
     else:

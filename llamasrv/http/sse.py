@@ -13,7 +13,7 @@ from llamasrv.engine.log import srv_dbg, srv_err
 from llamasrv.engine.reader import ResponseReader
 from llamasrv.engine.result import ErrorResult, ErrorType, Result
 from llamasrv.http.channel import CLIENT_GONE, FLUSH_HEADERS
-from llamasrv.http.errors import STOPPING, error_response
+from llamasrv.http.errors import error_response, stopping
 
 
 class StreamFormat(Protocol):
@@ -78,7 +78,7 @@ class EventStream:
                 srv_dbg("stream", "the client has gone")
                 return
             elif reader.terminated:
-                yield fmt.error(STOPPING)
+                yield fmt.error(stopping())
                 return
             else:
                 yield sse.PING
@@ -104,7 +104,7 @@ def stream_response(reader: ResponseReader, fmt: StreamFormat, client: Client, p
         first = reader.next(client.is_gone)
         if first is None:
             reader.stop()
-            return error_response(STOPPING)  # or nobody is left to read it
+            return error_response(stopping())  # or nobody is left to read it
         if isinstance(first, ErrorResult):
             reader.stop()
             return error_response(ApiError.from_result(first))

@@ -13,7 +13,7 @@ from llamasrv.api.errors import ApiError
 from llamasrv.api.format_native import completion_response, final_frame, partial_frame
 from llamasrv.api.jsonio import parse_object
 from llamasrv.engine.result import ErrorResult, FinalResult, PartialResult, Result
-from llamasrv.http.errors import STOPPING, error_response, json_response
+from llamasrv.http.errors import error_response, json_response, stopping
 from llamasrv.http.route import Route
 from llamasrv.http.sse import Client, stream_response
 from llamasrv.http.state import ServerState
@@ -40,7 +40,7 @@ class NativeStream:
 def routes(state: ServerState, context: ApiContext) -> list[Route]:
     def completion() -> Response:
         data = parse_object(request.get_data())
-        state.context.queue.wait_until_no_sleep()
+        state.wake()
         client = Client(request.environ)
         reader = state.context.reader()
         tasks = build_completion_tasks(context, data, reader)
@@ -51,7 +51,7 @@ def routes(state: ServerState, context: ApiContext) -> list[Route]:
         with reader:
             results = reader.wait_for_all(client.is_gone)
         if results is None:
-            return error_response(STOPPING)
+            return error_response(stopping())
         if isinstance(results, ErrorResult):
             return error_response(ApiError.from_result(results))
         return json_response(completion_response(context, cast("list[FinalResult]", results)))

@@ -12,7 +12,7 @@ from llamasrv.api.metrics import CONTENT_TYPE, START_HEADER, metrics_text, start
 from llamasrv.api.slots import slots_json
 from llamasrv.engine.result import ErrorResult, ErrorType, MetricsResult, Result, SlotsResult
 from llamasrv.engine.task import Task, TaskType
-from llamasrv.http.errors import STOPPING, json_response
+from llamasrv.http.errors import json_response, stopping
 from llamasrv.http.route import Route
 from llamasrv.http.sse import Client
 from llamasrv.http.state import ServerState
@@ -34,10 +34,10 @@ def routes(state: ServerState, context: ApiContext) -> list[Route]:
         if not state.config.endpoint_slots:
             message = "This server does not support slots endpoint. Start it with `--slots`"
             raise ApiError(ErrorType.NOT_SUPPORTED, message)
-        queue.wait_until_no_sleep()
+        state.wake()
         result = ask(TaskType.SLOT_GET, Client(request.environ).is_gone)
         if not isinstance(result, SlotsResult):
-            raise STOPPING
+            raise stopping()
         if request.args.get("fail_on_no_slot") and result.n_idle_slots == 0:
             raise ApiError(ErrorType.UNAVAILABLE, "no slot available")
         return json_response(slots_json(context, result))

@@ -14,11 +14,11 @@ from llamasrv.http.state import ServerState
 
 def routes(state: ServerState, context: ApiContext) -> list[Route]:
     def tokenize() -> Response:
-        state.context.queue.wait_until_no_sleep()
+        state.wake()
         return json_response(tokenize_json(context.vocab, parse_object(request.get_data())))
 
     def detokenize() -> Response:
-        state.context.queue.wait_until_no_sleep()
+        state.wake()
         return json_response(detokenize_json(context.vocab, parse_object(request.get_data())))
 
     return [Route("POST", "/tokenize", tokenize), Route("POST", "/detokenize", detokenize)]
