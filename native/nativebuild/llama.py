@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -199,7 +200,9 @@ def build_reference(plan: Plan) -> Path:
 
 def _configure(plan: Plan, lock: Lock) -> str:
     cmake, ninja = find_cmake(), find_ninja()
-    arguments = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", *plan.definitions]
+    # cmake also finds a ccache that is not on PATH, where the compile commands would then miss it
+    ccache = "ON" if shutil.which("ccache") else "OFF"
+    arguments = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", f"-DGGML_CCACHE={ccache}", *plan.definitions]
     command = [cmake, "-S", str(plan.source.path), "-B", str(plan.tree), *arguments]
     configured = plan.tree / "llamasrv-configured.json"
     if read_json(configured) == command and (plan.tree / "build.ninja").exists():

@@ -173,7 +173,7 @@ def _pip_command(what: str) -> list[str]:
     directory = cache_root() / "tools" / f"pip-{sys.implementation.cache_tag}"
     python = directory / "bin" / "python"
     if not python.exists():
-        with locked("tools", "setting up pip"):
+        with locked("pip", "setting up pip"):
             if not python.exists():
                 shutil.rmtree(directory, ignore_errors=True)
                 run = subprocess.run(
