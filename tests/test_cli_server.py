@@ -220,3 +220,28 @@ def test_while_the_model_loads_health_says_so_and_a_stop_is_obeyed(tiny_model_pa
     finally:
         process.kill()
         process.wait()
+
+
+#: A worker that is inside a call from which nothing brings it back.
+STUCK_WORKER = """
+import sys, time
+from llamasrv.http.routes import tokens
+
+def tokenize_json(vocab, data):
+    print("stuck", flush=True)
+    time.sleep(3600)
+
+tokens.tokenize_json = tokenize_json
+from llamasrv.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_worker_that_never_returns_does_not_keep_the_process(tiny_model_path: Path) -> None:
+    with ServerProcess("-m", tiny_model_path, command=(sys.executable, "-c", STUCK_WORKER)) as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
+            sock.sendall(b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+            assert wait_for(lambda: "stuck" in server.log)
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(20) == 0
+        assert "HTTP workers are still at work" in server.log

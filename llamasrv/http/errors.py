@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from http import HTTPStatus
 
 from flask import Response
@@ -9,7 +10,7 @@ from werkzeug.exceptions import HTTPException
 
 from llamasrv.api.errors import ApiError, error_body
 from llamasrv.api.jsonio import dumps
-from llamasrv.engine.log import srv_err, srv_wrn
+from llamasrv.engine.log import srv_dbg, srv_err, srv_wrn
 from llamasrv.engine.result import ErrorType
 
 JSON_TYPE = "application/json; charset=utf-8"
@@ -68,6 +69,7 @@ def exception_response(exc: Exception) -> Response:
         response = Response(http_error_json(status, message), status, content_type=JSON_TYPE)
     else:
         srv_err("http", "exception in a request: %r", exc)
+        srv_dbg("http", "%s", "".join(traceback.format_exception(exc)))
         response = error_response(ApiError(ErrorType.SERVER, str(exc) or type(exc).__name__))
     srv_wrn("http", "got exception: %s", response.get_data(as_text=True))
     return response

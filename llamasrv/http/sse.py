@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -60,6 +61,7 @@ class EventStream:
             yield from self._frames()
         except Exception as exc:
             srv_err("stream", "exception in a stream: %r", exc)
+            srv_dbg("stream", "%s", "".join(traceback.format_exception(exc)))
             yield self._format.error(ApiError(ErrorType.SERVER, str(exc) or type(exc).__name__))
 
     def _frames(self) -> Iterator[bytes]:

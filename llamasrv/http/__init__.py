@@ -1,0 +1,1 @@
+"""Sockets, the WSGI application and event streams."""
