@@ -1,0 +1,1 @@
+"""Request JSON to tasks, results to JSON. No sockets, no web framework."""
