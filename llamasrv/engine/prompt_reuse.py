@@ -6,6 +6,7 @@ from llamasrv.engine.backend import Backend, SeqRm
 from llamasrv.engine.config import EngineConfig
 from llamasrv.engine.log import slt_trc, slt_wrn
 from llamasrv.engine.prompt import Checkpoint, common_prefix
+from llamasrv.engine.shared_cells import SharedCells
 from llamasrv.engine.slot import Slot
 from llamasrv.engine.task import TaskType
 
@@ -16,9 +17,10 @@ N_LAST = 4
 class PromptReuse:
     """Reuse of what a slot's own sequence holds: common prefix, shifted chunks, checkpoints."""
 
-    def __init__(self, backend: Backend, config: EngineConfig) -> None:
+    def __init__(self, backend: Backend, config: EngineConfig, shared: SharedCells) -> None:
         self.backend = backend
         self.config = config
+        self.shared = shared
         self.n_swa = 0 if config.swa_full else backend.n_swa
         #: Whether the memory has a part that cannot be rolled back token by token.
         self.needs_checkpoints = (
@@ -49,10 +51,15 @@ class PromptReuse:
         return n_past
 
     def _shift_chunks(self, slot: Slot, n_past: int, n_min: int) -> int:
-        """Move chunks of at least ``n_min`` equal tokens from behind a gap to where the new prompt has them."""
+        """Move chunks of at least ``n_min`` equal tokens from behind a gap to where the new prompt has them.
+
+        Cells that other sequences hold, too, stay where they are.
+        """
         assert slot.task is not None
         held, wanted = slot.prompt.tokens, slot.task.tokens
-        head_c = head_p = n_past
+        head_p = n_past
+        head_c = max(n_past, self.shared.n_shared(slot.id))
+        self.shared.cut(slot.id, n_past)
         while head_c < len(held) and head_p < len(wanted):
             n_match = 0
             limit = min(len(held) - head_c, len(wanted) - head_p)

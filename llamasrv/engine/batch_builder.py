@@ -1,0 +1,296 @@
+"""What goes into the next batch: a token of every generating slot, then prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llamasrv.engine.backend import Backend, Batch
+from llamasrv.engine.chunk_budget import ChunkBudget
+from llamasrv.engine.config import EngineConfig
+from llamasrv.engine.emit import Emitter
+from llamasrv.engine.log import slt_err, slt_trc, slt_wrn
+from llamasrv.engine.metrics import ServerMetrics
+from llamasrv.engine.prefix import PrefixSources
+from llamasrv.engine.prompt_reuse import PromptReuse
+from llamasrv.engine.result import ErrorType
+from llamasrv.engine.slot import Slot, SlotState
+from llamasrv.engine.slots import SlotPool
+from llamasrv.engine.stats import now_us
+from llamasrv.engine.timings import print_prompt_progress
+
+#: llama_pooling_type
+POOLING_LAST, POOLING_RANK = 3, 4
+
+
+@dataclass(slots=True)
+class PromptPart:
+    """Batch entries [first, last) that are prompt tokens of ``slot``."""
+
+    slot: Slot
+    first: int
+    last: int
+
+
+def init_sampler(slot: Slot) -> None:
+    """Show the sampler the prompt, for its penalties."""
+    if slot.sampler is not None:
+        slot.sampler.reset()
+        slot.sampler.accept(slot.prompt.tokens, False)
+
+
+class BatchBuilder:
+    """Builds one batch per step and knows which entries belong to whom.
+
+    ``release`` ends a slot's task, ``finish`` answers it with what it has first.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        config: EngineConfig,
+        pool: SlotPool,
+        prefixes: PrefixSources,
+        emitter: Emitter,
+        metrics: ServerMetrics,
+        release: Callable[[Slot], None],
+        finish: Callable[[Slot], None],
+    ) -> None:
+        self.backend = backend
+        self.config = config
+        self.pool = pool
+        self.prefixes = prefixes
+        self.emit = emitter
+        self.metrics = metrics
+        self.reuse = PromptReuse(backend, config, pool.shared)
+        self.budget = ChunkBudget(config.stream_gap_ms)
+        self._release = release
+        self._finish = finish
+        self.batch: Batch = backend.new_batch(max(backend.n_batch, config.n_parallel))
+        #: First slot in the batch: every other one has to be compatible with it. None: nothing to do.
+        self.lead: Slot | None = None
+        self.parts: list[PromptPart] = []
+        #: Indices of the entries whose output is wanted.
+        self.outputs: list[int] = []
+
+    def build(self) -> None:
+        """Fill the batch for the next step. A slot that fails gets its error here and is left out."""
+        self.batch.clear()
+        self.lead = None
+        self.parts.clear()
+        self.outputs.clear()
+        for slot in self.pool.slots:
+            if slot.state is SlotState.WAIT_OTHER:
+                self.prefixes.wake(slot)
+        for slot in self.pool.slots:
+            if slot.state is SlotState.GENERATING:
+                try:
+                    self._add_generating(slot)
+                except Exception as exc:
+                    self.fail(slot, exc)
+        if not self.config.cont_batching and self.batch.n_tokens:
+            return
+        # who came first is computed first
+        prompts = [slot for slot in self.pool.slots if slot.state in (SlotState.STARTED, SlotState.PROCESSING_PROMPT)]
+        prompts.sort(key=lambda slot: slot.task.arrival if slot.task else 0)
+        limit = self.backend.n_batch
+        if self.batch.n_tokens:
+            limit = min(limit, self.batch.n_tokens + self.budget.limit(self.backend.n_batch))
+        for slot in prompts:
+            if self.batch.n_tokens >= limit:
+                break
+            if not self._fits_batch(slot):
+                continue
+            try:
+                self._add_prompt(slot, limit)
+            except Exception as exc:
+                self.fail(slot, exc)
+
+    def _fits_batch(self, slot: Slot) -> bool:
+        return self.lead is None or self.lead.can_batch_with(slot)
+
+    def _add_generating(self, slot: Slot) -> None:
+        if slot.prompt.n_tokens + 1 >= slot.n_ctx and not self._shift_context(slot):
+            return
+        if not self._fits_batch(slot):
+            return
+        self.lead = self.lead or slot
+        slot.i_batch = self.batch.add(slot.sampled, slot.prompt.n_tokens, slot.id, True)
+        self.outputs.append(slot.i_batch)
+        slot.prompt.tokens.append(slot.sampled)
+
+    def _shift_context(self, slot: Slot) -> bool:
+        """Drop a middle part of a full context and move what follows down. False: the task was ended instead."""
+        task = slot.task
+        assert task is not None
+        if not self.config.ctx_shift:
+            self.emit.slot_error(slot, "context shift is disabled")
+            self._release(slot)
+            return False
+        if task.is_parent or task.is_child:
+            self.emit.slot_error(slot, "context shift cannot be used for shared prompt")
+            self._release(slot)
+            return False
+        n_keep = task.n_tokens if task.params.n_keep < 0 else task.params.n_keep
+        if self.backend.add_bos:
+            n_keep += 1
+        n_keep = min(slot.n_ctx - 4, n_keep)
+        n_left = slot.prompt.n_tokens - n_keep
+        n_discard = task.params.n_discard or n_left // 2
+        n_discard = max(0, min(n_discard, max(0, n_left - 1)))
+        slt_wrn(
+            slot,
+            "update_slots",
+            "slot context shift, n_keep = %d, n_left = %d, n_discard = %d",
+            n_keep,
+            n_left,
+            n_discard,
+        )
+        n_tokens = slot.prompt.n_tokens
+        if self.pool.shared.n_shared(slot.id) > n_keep + n_discard and not self.pool.unshare(slot, n_keep + n_discard):
+            self.emit.slot_error(slot, "context shift cannot be used for shared prompt")
+            self._release(slot)
+            self.pool.clear_prompt(slot)
+            return False
+        self.backend.seq_rm(slot.id, n_keep, n_keep + n_discard)
+        self.backend.seq_add(slot.id, n_keep + n_discard, n_tokens, -n_discard)
+        tokens = slot.prompt.tokens[:n_keep] + slot.prompt.tokens[n_keep + n_discard :]
+        self.pool.shared.cut(slot.id, n_keep)
+        # checkpoints speak of positions that no longer hold
+        slot.prompt.clear()
+        slot.prompt.tokens = tokens
+        slot.truncated = True
+        return True
+
+    def _can_split(self, slot: Slot) -> bool:
+        """Whether the prompt may be computed in several batches: only if its output comes from the last token."""
+        task = slot.task
+        assert task is not None
+        if not task.need_embd:
+            return True
+        if not self.backend.has_memory:
+            return False
+        pooling = self.backend.pooling_type
+        return pooling == POOLING_LAST or (pooling == POOLING_RANK and self.backend.causal_attn)
+
+    def _refuse(self, slot: Slot) -> bool:
+        """Answer a prompt that cannot be worked on. True if it was one."""
+        task = slot.task
+        assert task is not None
+        n_tokens = task.n_tokens
+        if n_tokens == 0:
+            slt_wrn(slot, "update_slots", "empty prompt - releasing slot")
+            self._finish(slot)
+            return True
+        error: tuple[str, ErrorType] | None = None
+        if task.need_logits and not self.backend.has_memory:
+            error = "the current context does not support logits computation. skipping", ErrorType.SERVER
+        elif not self._can_split(slot):
+            if n_tokens > self.backend.n_ubatch:
+                error = (
+                    f"input ({n_tokens} tokens) is too large to process. increase the physical batch size "
+                    f"(current batch size: {self.backend.n_ubatch})",
+                    ErrorType.SERVER,
+                )
+            elif n_tokens > slot.n_ctx:
+                error = (
+                    f"input ({n_tokens} tokens) is larger than the max context size ({slot.n_ctx} tokens). skipping",
+                    ErrorType.EXCEED_CONTEXT_SIZE,
+                )
+        elif n_tokens >= slot.n_ctx:
+            error = (
+                f"request ({n_tokens} tokens) exceeds the available context size ({slot.n_ctx} tokens), "
+                "try increasing it",
+                ErrorType.EXCEED_CONTEXT_SIZE,
+            )
+        if error is None:
+            return False
+        self.emit.slot_error(slot, *error)
+        self._release(slot)
+        return True
+
+    def _start_prompt(self, slot: Slot) -> bool:
+        """First contact with a task's prompt: refuse it or find what can be reused. False if it was refused."""
+        task = slot.task
+        assert task is not None
+        slot.stats.t_start = now_us()
+        slot.state = SlotState.PROCESSING_PROMPT
+        if self._refuse(slot):
+            return False
+        n_past = self.reuse.n_past(slot)
+        slot.stats.n_prompt_cached = n_past
+        slot.stats.n_prompt_processed = 0
+        self.metrics.n_prompt_cached += n_past
+        slot.prompt.keep_first(n_past)
+        slt_trc(slot, "update_slots", "new prompt, n_tokens = %d, n_past = %d", task.n_tokens, n_past)
+        if task.params.stream:
+            self.emit.begin(slot)
+        return True
+
+    def _add_prompt(self, slot: Slot, limit: int) -> None:
+        """Add as much of the slot's prompt as keeps the batch within ``limit`` entries."""
+        task = slot.task
+        assert task is not None
+        backend, batch = self.backend, self.batch
+        if slot.state is SlotState.STARTED and not self._start_prompt(slot):
+            return
+        whole = not self._can_split(slot)
+        if whole and batch.n_tokens + task.n_tokens > backend.n_batch:
+            return
+        prompt = slot.prompt
+        print_prompt_progress(slot)
+        if not self.pool.cut_cells(slot, prompt.n_tokens):
+            # this memory cannot drop a part: start over
+            self.pool.clear_prompt(slot)
+            slot.stats.n_prompt_cached = 0
+
+        first = prompt.n_tokens
+        last = task.n_tokens if whole else min(task.n_tokens, first + limit - batch.n_tokens)
+        checkpoints = self.reuse.wants_checkpoints(slot)
+        if checkpoints:
+            last = min([last, *self.reuse.breaks(slot, backend.n_batch, backend.n_ubatch)])
+        tokens = task.tokens[first:last]
+        index = batch.extend(tokens, first, slot.id, task.need_embd)
+        if task.need_embd:
+            self.outputs.extend(range(index, index + len(tokens)))
+        self.parts.append(PromptPart(slot, index, index + len(tokens)))
+        prompt.tokens += tokens
+        self.lead = self.lead or slot
+
+        if prompt.n_tokens == task.n_tokens:
+            slot.state = SlotState.DONE_PROMPT
+            slot.i_batch = batch.n_tokens - 1
+            batch.set_output(slot.i_batch, True)
+            if not task.need_embd:
+                self.outputs.append(slot.i_batch)
+            slot.stats.n_gen = 0
+            init_sampler(slot)
+        if checkpoints:
+            self.reuse.checkpoint(slot, len(tokens), backend.n_ubatch)
+
+    def fail(self, slot: Slot, exc: Exception) -> None:
+        """Answer a slot's task with an unexpected error and free the slot."""
+        slt_err(slot, "update_slots", "got exception: %s", exc)
+        if slot.is_processing:
+            self.emit.slot_error(slot, f"got exception: {exc}")
+            self._release(slot)
+
+    def tasks_in(self, offset: int, end: int) -> frozenset[int]:
+        """Ids of the tasks with entries in this part of the batch."""
+        slots = [part.slot for part in self.parts if part.first < end and part.last > offset]
+        slots += [slot for slot in self.pool.slots if offset <= slot.i_batch < end]
+        return frozenset(slot.task.id for slot in slots if slot.task is not None)
+
+    def rewind(self, offset: int) -> None:
+        """Take back batch entries from ``offset`` on that were not decoded, so that the next turn adds them again."""
+        for part in self.parts:
+            n = part.last - max(part.first, offset)
+            slot = part.slot
+            if n > 0 and slot.is_processing:
+                slot.prompt.keep_first(slot.prompt.n_tokens - n)
+                slot.state = SlotState.PROCESSING_PROMPT
+                slot.i_batch = -1
+        for slot in self.pool.slots:
+            if slot.state is SlotState.GENERATING and slot.i_batch >= offset:
+                slot.prompt.keep_first(slot.prompt.n_tokens - 1)
+                slot.i_batch = -1
