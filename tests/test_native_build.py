@@ -238,11 +238,13 @@ def make_archive(path: Path, members: dict[str, bytes]) -> Path:
     return path
 
 
-def test_unpacking_takes_one_folder_and_no_times_from_the_future(tmp_path: Path) -> None:
-    members = {"x-1/setup.py": b"", "x-1/thirdparty/llama.cpp/src/a.c": b"int a;"}
+def test_unpacking_takes_what_is_built_and_no_times_from_the_future(tmp_path: Path) -> None:
+    names = ["src/a.c", "docs/ops.md", "docs/a/b.png", "models/vocab.gguf", "models/templates/a.jinja"]
+    members = {"x-1/setup.py": b"", **{f"x-1/thirdparty/llama.cpp/{name}": b"int a;" for name in names}}
     archive = make_archive(tmp_path / "a.tar.gz", members)
     folder = source.unpack(archive, tmp_path / "out", "thirdparty/llama.cpp")
-    assert [path.relative_to(folder) for path in folder.rglob("*.*")] == [Path("src/a.c")]
+    unpacked = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    assert unpacked == ["models/templates/a.jinja", "src/a.c"]
     assert (folder / "src" / "a.c").stat().st_mtime <= time.time() + 1
     assert not (tmp_path / "out" / "x-1" / "setup.py").exists()
 

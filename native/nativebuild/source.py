@@ -8,6 +8,7 @@ import tarfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 from .cache import cache_root, locked, scratch
@@ -17,6 +18,8 @@ from .toolchain import pip
 NATIVE = Path(__file__).resolve().parent.parent
 PIN_FILE = NATIVE / "llama-cpp.pin"
 FOLDER_IN_ARCHIVE = "thirdparty/llama.cpp"
+# two thirds of the archive, of no use to a build
+NOT_UNPACKED = ("docs/*", "media/*", "models/*.gguf")
 
 NOT_A_CHECKOUT = (
     "LLAMASRV_LLAMA_CPP_DIR names {path}, which is no llama.cpp checkout: it has no CMakeLists.txt or no "
@@ -100,14 +103,15 @@ def download(pin: Pin, directory: Path, sdist: bool) -> Path:
 
 
 def unpack(archive: Path, directory: Path, folder: str) -> Path:
-    """Unpack the members below `<top>/<folder>/` of a tar file; returns the unpacked folder."""
+    """Unpack what a build needs below `<top>/<folder>/` of a tar file; returns the unpacked folder."""
     now = time.time()
     with tarfile.open(archive) as tar:
         members = []
         top = None
         for member in tar:
             top = top or member.name.split("/")[0]
-            if member.name.startswith(f"{top}/{folder}/"):
+            name = member.name.removeprefix(f"{top}/{folder}/")
+            if name != member.name and not any(fnmatch(name, pattern) for pattern in NOT_UNPACKED):
                 # the archive's times may lie in this machine's future, where ninja would build again and again
                 member.mtime = int(now)
                 members.append(member)
