@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 from api_fakes import BOS, EOS, FakeVocab
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llamasrv.api.errors import ApiError
 from llamasrv.api.prompt import tokenize_prompts
@@ -139,3 +141,32 @@ def test_detokenize_refuses_what_is_no_list_of_known_tokens(tokens: Any) -> None
     with pytest.raises(ApiError) as caught:
         detokenize_json(VOCAB, {"tokens": tokens})
     assert caught.value.status == 400
+
+
+PROMPTS = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.integers(0, 300)
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.just("prompt_string"), inner, max_size=1),
+    max_leaves=8,
+)
+
+
+def prompts_or_status(prompt: Any) -> list[list[int]] | int:
+    try:
+        return tokenize_prompts(VOCAB, prompt)
+    except ApiError as error:
+        return error.status
+
+
+@given(PROMPTS)
+def test_any_prompt_gives_known_tokens_or_a_400(prompt: Any) -> None:
+    outcome = prompts_or_status(prompt)
+    if isinstance(outcome, int):
+        assert outcome == 400
+        return
+    assert outcome
+    assert all(0 <= token < VOCAB.n_tokens for tokens in outcome for token in tokens)

@@ -8,13 +8,18 @@ from typing import Any
 
 import pytest
 from api_fakes import BOS, EOS, HELLO, FakeTools, FakeVocab, api_context
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llamasrv.api.errors import ApiError
 from llamasrv.api.fields import FLOAT_MAX, INT32_MAX, Kind
+from llamasrv.api.jsonio import dumps
 from llamasrv.api.schema import FIELDS, MIN_HISTORY
+from llamasrv.api.settings import generation_settings
 from llamasrv.engine.task import TaskParams
 
 NINF = -math.inf
+SCHEMA = api_context().schema
 
 
 def parse(_server: dict[str, Any] | None = None, _tools: FakeTools | None = None, **data: Any) -> TaskParams:
@@ -425,3 +430,40 @@ def test_a_hostile_json_schema_is_refused_before_the_library() -> None:
     circle = {"allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"$ref": "#/$defs/a"}}}
     assert "circular" in refused(_tools=tools, json_schema=circle)
     assert tools.schemas == []
+
+
+JSON_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+    | st.sampled_from(["content", "reasoning_content", "hello", "0", "top_k", 'root ::= "x"']),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["id", "scale", "type", "value", "token", "1", "a"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+NAMES = [name for field in FIELDS for name in field.names] + ["stream_options", "grammar_type"]
+
+
+def params_or_status(data: dict[str, Any]) -> TaskParams | int:
+    try:
+        return SCHEMA.parse(data)
+    except ApiError as error:
+        return error.status
+
+
+@given(st.dictionaries(st.sampled_from(NAMES), JSON_VALUES, max_size=4))
+def test_any_values_give_settings_or_a_400(data: dict[str, Any]) -> None:
+    outcome = params_or_status(data)
+    if isinstance(outcome, int):
+        assert outcome == 400
+        return
+    settings = json.loads(dumps(generation_settings(outcome)))
+    assert 0 <= settings["n_probs"] <= FakeVocab.n_tokens
+    assert 0 <= settings["seed"] <= 0xFFFFFFFF
+    assert all(0 <= bias["token"] < FakeVocab.n_tokens for bias in settings["logit_bias"])
+    assert -1 <= settings["n_predict"] <= INT32_MAX
+    assert all(isinstance(word, str) and word for word in settings["stop"])
