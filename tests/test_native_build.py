@@ -529,9 +529,9 @@ def test_wheel_is_for_this_platform_and_any_python_from_3_10(monkeypatch: pytest
 
 
 def test_every_function_of_the_bridge_is_declared_for_python() -> None:
-    header = (ROOT / "native" / "bridge" / "bridge.h").read_text()
-    declared = (ROOT / "native" / "ffi" / "cdef.h").read_text()
-    functions = re.findall(r"^LSRV_API [^(]*?(lsrv_\w+)\s*\(", header, re.MULTILINE)
+    headers = "".join(path.read_text() for path in (ROOT / "native" / "bridge").glob("*.h"))
+    declared = "".join(path.read_text() for path in (ROOT / "native" / "ffi").glob("*.h"))
+    functions = re.findall(r"^LSRV_API [^(]*?(lsrv_\w+)\s*\(", headers, re.MULTILINE)
     assert len(functions) > 20
     assert [name for name in functions if not re.search(rf"\b{name}\s*\(", declared)] == []
 

@@ -12,10 +12,11 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from .cache import digest, keep_newest, place, read_json, scratch
-from .llama import ORIGIN, SHARED_SUFFIX, Plan, build_lock, library_names
+from .llama import ORIGIN, SHARED_SUFFIX, Plan, build_lock, job_count, library_names
 from .report import BuildError, say
 from .source import NATIVE
 from .toolchain import last_lines, package_from_pypi
@@ -174,11 +175,11 @@ def _build_bridge(plan: Plan, target: Path, verbose: bool) -> None:
     flags = [f"-isystem{flag[2:]}" if flag.startswith("-I") else flag for flag in flags]
     compiler = [*plan.toolchain.cxx.command, *flags, "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", f"-I{BRIDGE}"]
     with tempfile.TemporaryDirectory(dir=target.parent) as objects:
-        files = []
-        for source in sorted(BRIDGE.glob("*.cpp")):
-            files.append(str(Path(objects) / f"{source.stem}.o"))
-            _run(plan, "the bridge", "compile", [*compiler, "-c", str(source), "-o", files[-1]], verbose)
-        link = [*plan.toolchain.cxx.command, "-shared", "-pthread", *files, "-o", str(target / BRIDGE_LIBRARY)]
+        sources = {str(Path(objects) / f"{path.stem}.o"): str(path) for path in sorted(BRIDGE.glob("*.cpp"))}
+        commands = [[*compiler, "-c", path, "-o", output] for output, path in sources.items()]
+        with ThreadPoolExecutor(job_count()) as pool:
+            list(pool.map(lambda command: _run(plan, "the bridge", "compile", command, verbose), commands))
+        link = [*plan.toolchain.cxx.command, "-shared", "-pthread", *sources, "-o", str(target / BRIDGE_LIBRARY)]
         if sys.platform == "darwin":
             link += [f"-Wl,-install_name,@rpath/{BRIDGE_LIBRARY}"]
         else:
