@@ -101,6 +101,7 @@ class Params:
     def resolve_model(self) -> bool:
         """Find or download what ``-hf``, ``-mu`` or ``--docker-repo`` name and set the model paths.
 
+        For local files too: it tells the kind of speculative decoding from the draft model, if none was named.
         Returns whether the repository holds a preset for the router. Raises NativeError.
         """
         is_preset, err = ffi.new("bool *"), new_text_pointer()
