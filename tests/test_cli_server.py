@@ -96,7 +96,8 @@ def test_a_taken_address_is_one_clear_line(tiny_model_path: Path, tmp_path: Path
 def test_it_listens_says_so_and_ends_with_code_0(tiny_model_path: Path) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         with ServerProcess("-m", tiny_model_path) as server:
-            assert f"listening on http://127.0.0.1:{server.port}\n" in server.log
+            line = f"listening on http://127.0.0.1:{server.port}\n"
+            assert wait_for(lambda line=line, server=server: line in server.log)
             server.process.send_signal(number)
             assert server.process.wait(20) == 0
             assert "cleaning up before exit" in server.log
@@ -186,7 +187,7 @@ SLOW_LOAD = """
 import sys, time
 from llamasrv.engine.server_context import LoadError, ServerContext
 
-def load_model(self, params, progress=None):
+def load_model(self, params, progress=None, options=None):
     print("loading", flush=True)
     while progress is None or progress(0.5):
         time.sleep(0.01)
