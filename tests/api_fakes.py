@@ -41,6 +41,9 @@ class FakeVocab:
     def detokenize(self, tokens: Sequence[int], special: bool) -> bytes:
         return b"".join(self.piece(token, special) for token in tokens)
 
+    def text(self, tokens: Sequence[int], special: bool) -> bytes:
+        return self.detokenize(tokens, special)
+
 
 @dataclass
 class FakeTools:

@@ -99,7 +99,7 @@ class ScriptedContext:
     def reader(self) -> ResponseReader:
         return ResponseReader(self.queue, self.response)
 
-    def metrics_snapshot(self) -> MetricsResult:
+    def metrics_snapshot(self, reset_bucket: bool = False) -> MetricsResult:
         return MetricsResult(id=-1, metrics=ServerMetrics())
 
     def terminate(self) -> None:

@@ -40,6 +40,9 @@ class ByteVocab:
     def detokenize(self, tokens: Sequence[int], special: bool) -> bytes:
         return bytes(tokens)
 
+    def text(self, tokens: Sequence[int], special: bool) -> bytes:
+        return bytes(tokens)
+
 
 def serve_api(**config: Any):
     return serve(HttpConfig(port=0, **config), api_routes)

@@ -67,7 +67,7 @@ def final_json(context: ApiContext, result: FinalResult) -> dict[str, Any]:
         "tokens_predicted": result.n_decoded,
         "tokens_evaluated": result.n_prompt_tokens,
         "generation_settings": generation_settings(params),
-        "prompt": to_text(context.vocab.detokenize(result.prompt, True)),
+        "prompt": to_text(context.vocab.text(result.prompt, True)),
         "has_new_line": result.has_new_line,
         "truncated": result.truncated,
         "stop_type": result.stop.value,

@@ -18,6 +18,7 @@ class Vocab(Protocol):
         """Text of one token; ``special``: control tokens too."""
 
     def detokenize(self, tokens: Sequence[int], special: bool) -> bytes: ...
+    def text(self, tokens: Sequence[int], special: bool) -> bytes: ...
 
 
 class GrammarTools(Protocol):

@@ -38,6 +38,6 @@ def slot_json(context: ApiContext, slot: SlotSnapshot) -> dict[str, Any]:
         }
     ]
     if slot.prompt is not None:
-        out["prompt"] = to_text(context.vocab.detokenize(slot.prompt, True))
+        out["prompt"] = to_text(context.vocab.text(slot.prompt, True))
         out["generated"] = to_text(slot.generated or b"")
     return out

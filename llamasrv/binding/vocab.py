@@ -135,3 +135,23 @@ class Vocab:
             raise ValueError(f"not all tokens are in the vocabulary of {self.n_tokens} tokens")
         pieces = self.pieces(special)
         return b"".join([pieces[token] for token in tokens])
+
+    def text(self, tokens: Sequence[int], special: bool = True) -> bytes:
+        """The text that these tokens stand for as a whole: without the space that a tokenizer puts before the first.
+
+        ``special``: control tokens have their text, else they are left out. Raises ValueError for a token that does
+        not exist.
+        """
+        if not self.validate(tokens):
+            raise ValueError(f"not all tokens are in the vocabulary of {self.n_tokens} tokens")
+        if not tokens:
+            return b""
+        ids = ffi.new("int32_t[]", list(tokens))
+        size = 8 * len(tokens)
+        while True:
+            buffer = ffi.new("char[]", size)
+            with self._engine:
+                n_bytes = lib.llama_detokenize(self._pointer, ids, len(tokens), buffer, size, False, special)
+            if n_bytes >= 0:
+                return bytes(ffi.buffer(buffer, n_bytes))
+            size = -n_bytes

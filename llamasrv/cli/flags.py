@@ -13,7 +13,10 @@ class FlagError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """``parse`` turns the text into the value and raises ValueError with the reason; ``dest`` names the value."""
+    """``parse`` turns the text into the value and raises ValueError with the reason; ``dest`` names the value.
+
+    A flag without ``metavar`` takes no value: naming it gives the opposite of its boolean ``default``.
+    """
 
     name: str
     metavar: str
@@ -39,6 +42,16 @@ def at_least(lowest: int) -> Callable[[str], int]:
     return parse
 
 
+def boolean(text: str) -> bool:
+    """A parser for the words that the native parser takes for a boolean, too."""
+    value = text.strip().lower()
+    if value in {"1", "on", "true", "enabled"}:
+        return True
+    if value in {"0", "off", "false", "disabled"}:
+        return False
+    raise ValueError("expected on or off")
+
+
 FLAGS: tuple[Flag, ...] = (
     Flag(
         "--max-body-mib",
@@ -48,6 +61,24 @@ FLAGS: tuple[Flag, ...] = (
         100,
         "LLAMASRV_MAX_BODY_MIB",
         "largest request body accepted, in MiB",
+    ),
+    Flag(
+        "--stream-gap",
+        "MS",
+        "stream_gap_ms",
+        at_least(0),
+        200,
+        "LLAMASRV_STREAM_GAP",
+        "milliseconds that a running stream may wait while another prompt is processed, 0 = no bound",
+    ),
+    Flag(
+        "--no-share-prefix",
+        "",
+        "share_prefix",
+        boolean,
+        True,
+        "LLAMASRV_SHARE_PREFIX",
+        "do not take the beginning of a prompt from other slots",
     ),
 )
 
@@ -73,6 +104,11 @@ def split(
         if known is None:
             rest.append(arg)
             continue
+        if not known.metavar:
+            if equals:
+                raise FlagError(f"{known.name} takes no value")
+            values[known.dest] = not known.default
+            continue
         if not equals:
             try:
                 text = next(waiting)
@@ -86,8 +122,9 @@ def usage(flags: Sequence[Flag] = FLAGS) -> str:
     """Help text in the form of the native one."""
     lines = ["", "", "----- llamasrv-specific params -----", ""]
     for flag in flags:
-        head = f"{flag.name} {flag.metavar}"
-        lines.append(f"{head:<39} {flag.help} (default: {flag.default})")
+        head = f"{flag.name} {flag.metavar}".rstrip()
+        default = f" (default: {flag.default})" if flag.metavar else ""
+        lines.append(f"{head:<39} {flag.help}{default}")
         lines.append(f"{'':<39} (env: {flag.env})")
     return "\n".join(lines) + "\n"
 

@@ -89,7 +89,7 @@ class Server:
     def run(self, params: binding.Params) -> None:
         """Load the model and work until told to end. Raises as :meth:`prepare`."""
         assert self.http is not None
-        self.context.load_model(params, lambda progress: not self.watch.is_stopping)
+        self.context.load_model(params, lambda progress: not self.watch.is_stopping, self._own)
         self._check_stop()
         self.state.is_ready = True
         srv_inf("llama_server", "model loaded")

@@ -153,11 +153,13 @@ def sampler_settings(params: SamplingParams) -> dict[str, Any]:
     kind, value = params.grammar
     return {
         **{name: getattr(params, name) for name in _PLAIN_SETTINGS},
+        "grammar_lazy": params.grammar_lazy and bool(value),
         "dry_sequence_breakers": list(params.dry_sequence_breakers),
         "samplers": list(params.samplers),
         "grammar": {"type": kind, "value": value},
         "grammar_triggers": [
-            {"type": type_, "value": text, "token": token} for type_, text, token in params.grammar_triggers
+            {"type": _TRIGGER_TYPES[type_], "value": text, "token": token}
+            for type_, text, token in params.grammar_triggers
         ],
         "preserved_tokens": sorted(params.preserved_tokens),
         "logit_bias": [[token, "-inf" if bias == float("-inf") else bias] for token, bias in params.logit_bias],
@@ -166,6 +168,9 @@ def sampler_settings(params: SamplingParams) -> dict[str, Any]:
         "reasoning_budget_forced": list(params.reasoning_budget_forced),
     }
 
+
+#: Names of the grammar trigger types by their number.
+_TRIGGER_TYPES = ("token", "word", "pattern", "pattern_full")
 
 _PLAIN_SETTINGS = tuple(
     name

@@ -178,22 +178,27 @@ class ServerQueue:
                     self._wake_main.notify()
                 self._awake.wait()
 
+    def keep_awake(self) -> None:
+        """Do not fall asleep until as many calls of :meth:`allow_sleep`; a sleeping engine sleeps on."""
+        with self._lock:
+            self._n_awake_holders += 1
+
+    def allow_sleep(self) -> None:
+        with self._lock:
+            self._n_awake_holders -= 1
+
     @contextmanager
     def awake(self) -> Iterator[None]:
         """Wake the engine if it sleeps, and keep it from falling asleep inside the ``with`` block.
 
         For threads that use the model's vocabulary without a task in the queue.
         """
-        self.wait_until_no_sleep()
-        with self._lock:
-            self._n_awake_holders += 1
+        self.keep_awake()
         try:
-            # it may have fallen asleep between the two
             self.wait_until_no_sleep()
             yield
         finally:
-            with self._lock:
-                self._n_awake_holders -= 1
+            self.allow_sleep()
 
     def terminate(self) -> None:
         """End :meth:`start_loop`, for good."""

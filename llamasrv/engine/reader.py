@@ -64,6 +64,8 @@ class ResponseReader:
                 index += 1
                 self._ids.append(part.id)
         self._unfinished = set(self._ids)
+        # what is read may need the model's vocabulary to be shown
+        self._queue.keep_awake()
         self._box = self._response.add_waiting_task_ids(self._ids)
         self._queue.post(tasks, front)
 
@@ -115,6 +117,8 @@ class ResponseReader:
         if self._stopped:
             return
         self._stopped = True
+        if self._ids:
+            self._queue.allow_sleep()
         self._response.remove_waiting_task_ids(self._ids)
         if self._unfinished:
             srv_wrn("stop", "cancel tasks %s", sorted(self._unfinished))

@@ -376,6 +376,7 @@ class ServerContext:
             self.pool.clear_prompt(slot)
             slot.adapters = adapters
         slot.sampler = sampler
+        slot.has_next_token = True
         slot.text = GeneratedText([word.encode(errors="replace") for word in task.params.antiprompt])
         slot.n_predict_max = task.params.n_predict if task.params.n_predict != -1 else self.config.n_predict
         slot.task = task

@@ -84,6 +84,8 @@ class Slot:
         #: Adapters under which the cells were computed.
         self.adapters = adapters
         self.sampler: Sampler | None = None
+        #: Stays as it was when a task ends.
+        self.has_next_token = True
         self.reset()
 
     def reset(self) -> None:
@@ -102,7 +104,6 @@ class Slot:
         self.text = GeneratedText()
         self.generated_tokens: list[int] = []
         self.probs: list[TokenProb] = []
-        self.has_next_token = True
         self.has_new_line = False
         self.last_nl_pos = 0
         self.truncated = False

@@ -28,7 +28,7 @@ def create_app(state: ServerState, routes: Sequence[Route]) -> Flask:
         app.add_url_rule(
             state.config.api_prefix + route.path,
             f"{route.method} {route.path}",
-            route.handler,
+            _awake(state, route.handler) if route.needs_model else route.handler,
             methods=[route.method],
             provide_automatic_options=False,
         )
@@ -36,6 +36,16 @@ def create_app(state: ServerState, routes: Sequence[Route]) -> Flask:
     app.after_request(_finish(state))
     app.register_error_handler(Exception, exception_response)
     return app
+
+
+def _awake(state: ServerState, handler: Callable[..., Response]) -> Callable[..., Response]:
+    def handle(**arguments: str) -> Response:
+        with state.context.queue.awake():
+            if state.is_stopping:
+                raise stopping()
+            return handler(**arguments)
+
+    return handle
 
 
 def short_requests(prefix: str, routes: Sequence[Route]) -> Callable[[str, str], bool]:

@@ -34,6 +34,7 @@ class HttpConfig:
     endpoint_props: bool = False
     endpoint_metrics: bool = False
     sse_ping_interval: int = 30
+    slot_save_path: str = ""
     max_body_bytes: int = MAX_BODY_BYTES
 
     @classmethod

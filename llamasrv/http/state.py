@@ -10,7 +10,6 @@ from llamasrv.engine.queue import ServerQueue
 from llamasrv.engine.reader import ResponseReader
 from llamasrv.engine.result import MetricsResult
 from llamasrv.http.config import HttpConfig
-from llamasrv.http.errors import stopping
 
 
 class Context(Server, Protocol):
@@ -19,7 +18,7 @@ class Context(Server, Protocol):
     @property
     def queue(self) -> ServerQueue: ...
     def reader(self) -> ResponseReader: ...
-    def metrics_snapshot(self) -> MetricsResult: ...
+    def metrics_snapshot(self, reset_bucket: bool = False) -> MetricsResult: ...
 
 
 @dataclass(slots=True)
@@ -30,9 +29,3 @@ class ServerState:
     config: HttpConfig = field(default_factory=HttpConfig)
     is_ready: bool = False
     is_stopping: bool = False
-
-    def wake(self) -> None:
-        """Before anything that needs the loaded model: wait until the engine is awake. Raises ApiError at the end."""
-        self.context.queue.wait_until_no_sleep()
-        if self.is_stopping:
-            raise stopping()

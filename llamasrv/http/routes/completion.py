@@ -40,7 +40,6 @@ class NativeStream:
 def routes(state: ServerState, context: ApiContext) -> list[Route]:
     def completion() -> Response:
         data = parse_object(request.get_data())
-        state.wake()
         client = Client(request.environ)
         reader = state.context.reader()
         tasks = build_completion_tasks(context, data, reader)
@@ -56,4 +55,4 @@ def routes(state: ServerState, context: ApiContext) -> list[Route]:
             return error_response(ApiError.from_result(results))
         return json_response(completion_response(context, cast("list[FinalResult]", results)))
 
-    return [Route("POST", "/completion", completion), Route("POST", "/completions", completion)]
+    return [Route("POST", path, completion, needs_model=True) for path in ("/completion", "/completions")]

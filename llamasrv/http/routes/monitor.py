@@ -8,10 +8,12 @@ from flask import Response, request
 
 from llamasrv.api.context import ApiContext
 from llamasrv.api.errors import ApiError
+from llamasrv.api.jsonio import parse_object
 from llamasrv.api.metrics import CONTENT_TYPE, START_HEADER, metrics_text, start_time
+from llamasrv.api.slot_actions import slot_action_json, slot_task
 from llamasrv.api.slots import slots_json
 from llamasrv.engine.result import ErrorResult, ErrorType, MetricsResult, Result, SlotsResult
-from llamasrv.engine.task import Task, TaskType
+from llamasrv.engine.task import SlotAction, Task, TaskType
 from llamasrv.http.errors import json_response, stopping
 from llamasrv.http.route import Route
 from llamasrv.http.sse import Client
@@ -21,10 +23,11 @@ from llamasrv.http.state import ServerState
 def routes(state: ServerState, context: ApiContext) -> list[Route]:
     queue = state.context.queue
 
-    def ask(type_: TaskType, should_stop: Callable[[], bool]) -> Result | None:
+    def ask(type_: TaskType, should_stop: Callable[[], bool], action: SlotAction | None = None) -> Result | None:
         """The answer to a task that goes before all others; None when ``should_stop()`` or at the server's end."""
         with state.context.reader() as reader:
-            reader.post_task(Task(id=reader.new_id(), type=type_, metrics_reset_bucket=True), front=True)
+            task = Task(id=reader.new_id(), type=type_, metrics_reset_bucket=True, slot_action=action)
+            reader.post_task(task, front=True)
             result = reader.next(should_stop)
         if isinstance(result, ErrorResult):
             raise ApiError.from_result(result)
@@ -34,13 +37,22 @@ def routes(state: ServerState, context: ApiContext) -> list[Route]:
         if not state.config.endpoint_slots:
             message = "This server does not support slots endpoint. Start it with `--slots`"
             raise ApiError(ErrorType.NOT_SUPPORTED, message)
-        state.wake()
         result = ask(TaskType.SLOT_GET, Client(request.environ).is_gone)
         if not isinstance(result, SlotsResult):
             raise stopping()
         if request.args.get("fail_on_no_slot") and result.n_idle_slots == 0:
             raise ApiError(ErrorType.UNAVAILABLE, "no slot available")
         return json_response(slots_json(context, result))
+
+    def slot_action(id_slot: str) -> Response:
+        body = request.get_data()
+        data = parse_object(body) if body else {}
+        action = request.args.get("action", "")
+        type_, payload = slot_task(action, id_slot, state.config.slot_save_path, data)
+        result = ask(type_, Client(request.environ).is_gone, payload)
+        if result is None:
+            raise stopping()
+        return json_response(slot_action_json(result))
 
     def metrics() -> Response:
         if not state.config.endpoint_metrics:
@@ -52,8 +64,12 @@ def routes(state: ServerState, context: ApiContext) -> list[Route]:
             # a task posted just before the engine falls asleep is not answered, and must not wake it
             result = ask(TaskType.METRICS, lambda: is_gone() or queue.is_sleeping())
         if not isinstance(result, MetricsResult):
-            result = state.context.metrics_snapshot()
+            result = state.context.metrics_snapshot(reset_bucket=True)
         headers = {START_HEADER: start_time(result)}
         return Response(metrics_text(result), 200, headers, content_type=CONTENT_TYPE)
 
-    return [Route("GET", "/slots", slots), Route("GET", "/metrics", metrics)]
+    return [
+        Route("GET", "/slots", slots, needs_model=True),
+        Route("POST", "/slots/<id_slot>", slot_action, needs_model=True),
+        Route("GET", "/metrics", metrics),
+    ]

@@ -14,11 +14,12 @@ from llamasrv.http.state import ServerState
 
 def routes(state: ServerState, context: ApiContext) -> list[Route]:
     def tokenize() -> Response:
-        state.wake()
         return json_response(tokenize_json(context.vocab, parse_object(request.get_data())))
 
     def detokenize() -> Response:
-        state.wake()
         return json_response(detokenize_json(context.vocab, parse_object(request.get_data())))
 
-    return [Route("POST", "/tokenize", tokenize), Route("POST", "/detokenize", detokenize)]
+    return [
+        Route("POST", "/tokenize", tokenize, needs_model=True),
+        Route("POST", "/detokenize", detokenize, needs_model=True),
+    ]
