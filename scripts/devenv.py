@@ -58,7 +58,7 @@ def _prepare(extras: Sequence[str]) -> None:
         run = subprocess.run(command, capture_output=True, text=True, check=False)
         if run.returncode != 0:
             raise BuildError(NO_VENV.format(venv=VENV, reason=last_lines(run.stdout + run.stderr, 1).rstrip(".")))
-    key = digest([ROOT / "pyproject.toml", str(ROOT), str(PYTHON.resolve()), sys.version])
+    key = digest([ROOT / "pyproject.toml", str(ROOT), VENV / "pyvenv.cfg"])
     stamp = read_json(STAMP)
     installed = set(stamp.get("extras", ())) if isinstance(stamp, dict) and stamp.get("key") == key else None
     if installed is None:
