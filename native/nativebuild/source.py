@@ -68,7 +68,7 @@ def find_source(environment: Mapping[str, str]) -> Source:
         path = Path(own).expanduser().resolve()
         if not ((path / "CMakeLists.txt").is_file() and (path / "include" / "llama.h").is_file()):
             raise BuildError(NOT_A_CHECKOUT.format(path=path))
-        return Source(path, f"directory {path}", path.name, None, changes=True)
+        return Source(path, f"directory {path}", "checkout", None, changes=True)
     pin = read_pin(PIN_FILE)
     path = cache_root() / "source" / f"b{pin.build_number}-{pin.sha256[:12]}" / "llama.cpp"
     return Source(path, pin.requirement, f"b{pin.build_number}", pin.build_number, changes=False)
