@@ -7,7 +7,10 @@ or silently get wrong, is a :class:`Violation` here.
 
 from __future__ import annotations
 
+import io
 import pickle
+import struct
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +42,11 @@ POOLING_RANK = 4
 
 #: The decoder's state before the first token.
 ROOT = 0x9E3779B97F4A7C15
+
+
+#: Head of a state file: LLAMA_STATE_SEQ_MAGIC, LLAMA_STATE_SEQ_VERSION, number of words.
+STATE_HEADER = struct.Struct("<III")
+STATE_KIND = (0x67677371, 4)
 
 
 class Violation(AssertionError):
@@ -200,8 +208,8 @@ class FakeBackend:
         self.embeddings = False
 
         self.faults: deque[Fault | None] = deque()
-        #: Called inside every decode, as another thread might act meanwhile.
-        self.during_decode: Callable[[], None] | None = None
+        #: Called inside decode before each physical batch, with the number of those done: other threads act meanwhile.
+        self.during_decode: Callable[[int], None] = lambda n_done: None
         #: Token ids for which sampling fails once.
         self.sample_errors = 0
         self.log: list[Decoded] = []
@@ -251,12 +259,11 @@ class FakeBackend:
         self._logits.clear()
         self._pooled.clear()
         fault = self.faults.popleft() if self.faults else None
-        if self.during_decode is not None:
-            self.during_decode()
         if self.has_memory and not self._fits(entries):
             return DecodeStatus.NO_KV_SPACE
         size = self.n_ubatch if self.has_memory else max(1, n_tokens)
         for n_done, start in enumerate(range(0, n_tokens, size)):
+            self.during_decode(n_done)
             if self.stopped or self._aborted == serial:
                 return DecodeStatus.ABORTED
             if fault is not None and n_done >= fault.n_done:
@@ -475,19 +482,28 @@ class FakeBackend:
         return True
 
     def state_save_file(self, path: str, seq_id: int, tokens: Sequence[int]) -> int:
-        data = pickle.dumps((list(tokens), self._state(seq_id, False)))
+        """In libllama's layout: magic, version, number of words, the words, the state."""
+        words = array("i", tokens)
+        data = STATE_HEADER.pack(*STATE_KIND, len(words)) + words.tobytes() + self._state(seq_id, False)
         Path(path).write_bytes(data)
         return len(data)
 
     def state_load_file(self, path: str, seq_id: int, capacity: int) -> tuple[int, list[int]]:
+        data = Path(path).read_bytes()
+        *kind, n_words = STATE_HEADER.unpack_from(data)
+        start = STATE_HEADER.size + 4 * n_words
+        if tuple(kind) != STATE_KIND or n_words > capacity:
+            return 0, []
+        stream = io.BytesIO(data[start:])
         try:
-            data = Path(path).read_bytes()
-            tokens, state = pickle.loads(data)
-        except (OSError, pickle.UnpicklingError, EOFError, ValueError):
+            pickle.load(stream)
+        except (pickle.UnpicklingError, EOFError):
+            self.seq_rm(seq_id, -1, -1)
             return 0, []
-        if len(tokens) > capacity or not self.state_set(seq_id, state):
+        end = start + stream.tell()
+        if not self.state_set(seq_id, data[start:end]):
             return 0, []
-        return len(data), tokens
+        return end, list(array("i", data[STATE_HEADER.size : start]))
 
     # -- sampling
 
@@ -557,6 +573,9 @@ class FakeBackend:
     def embeddings_seq(self, seq_id: int) -> list[float] | None:
         value = self._pooled.get(seq_id)
         return None if value is None or self.pooling_type == POOLING_NONE else self._vector(value)
+
+    def identity(self) -> dict[str, str]:
+        return {"model": "fake", "cache type": "f16/f16"}
 
     def n_reused(self) -> int:
         return self._n_decoded
