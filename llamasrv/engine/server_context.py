@@ -370,6 +370,7 @@ class ServerContext:
             except BackendError as exc:
                 raise BackendError(f"Failed to initialize samplers: {exc}") from exc
         if save or task.is_child or (adapters != slot.adapters and not task.is_stateless):
+            srv_trc("launch_slot", "updating prompt cache")
             self.pool.save_prompt(slot)
         if adapters != slot.adapters:
             slt_trc(slot, "launch_slot", "clearing cache for lora change")
