@@ -716,6 +716,7 @@ def test_wrong_arguments_of_sample_many(model: Model, split_model: Model, params
         ({"temp": "warm"}, "'temp' must be a number"),
         ({"top_k": 1.5}, "'top_k' must be an integer"),
         ({"top_k": 2**31}, "out of range"),
+        ({"top_k": 2**64 - 1}, "out of range"),
         ({"ignore_eos": 1}, "true or false"),
         ({"mirostat": 3}, "mirostat"),
         ({"n_prev": 2**30}, "n_prev"),
@@ -747,6 +748,26 @@ def test_settings_overlay_the_command_line(tiny_model_path: Path) -> None:
         with Sampler(model, params, {"samplers": ["min_p", "temp"]}) as sampler:
             assert "min-p" in sampler.describe()
             assert "top-k" not in sampler.describe()
+
+
+def test_settings_have_the_form_in_which_parameters_are_read(model: Model, params: Params) -> None:
+    settings = params.to_dict()["sampling"]
+    del settings["logit_bias_eog"]
+    with Sampler(model, params, settings) as same, Sampler(model, params, {}) as default:
+        assert same.describe() == default.describe()
+
+
+def test_a_look_back_longer_than_memory_is_cut(model: Model, params: Params) -> None:
+    index = len(prompt(model)) - 1
+    settings = {
+        "penalty_last_n": 2**31 - 1,
+        "dry_penalty_last_n": 2**31 - 1,
+        "penalty_repeat": 1.1,
+        "dry_multiplier": 0.8,
+    }
+    with Sampler(model, params, settings) as sampler:
+        (token,) = sample_many(model, [sampler], [index])
+        assert isinstance(token, int)
 
 
 def test_a_bias_of_minus_infinity_forbids_a_token(model: Model, params: Params) -> None:

@@ -33,9 +33,9 @@ constexpr int32_t  DEFAULT_PORT    = 8080;
 constexpr uint64_t ABORT_ALL       = UINT64_MAX;
 constexpr int      MAX_NESTING     = 1000;    // of brackets in schemas and grammars: the parsers recurse, 8 MiB last for 8,000
 constexpr int      MAX_RULES       = 10000;   // of a grammar: the search for left recursion goes this deep
-constexpr int64_t  MAX_N_PREV      = 1 << 20; // the sampler allocates its history at once
+constexpr int32_t  MAX_HISTORY     = 1 << 20; // tokens a sampler may look back: it allocates room for them at once
 
-// ---- errors and ownership
+// errors and ownership
 
 char * copy_text(const std::string & text) {
     char * out = (char *) malloc(text.size() + 1);
@@ -83,7 +83,18 @@ int32_t guarded(char ** err, F && body) noexcept {
     throw std::invalid_argument(text);
 }
 
-// ---- log
+// log
+
+// For functions that have no way to report: an exception becomes a line of the log.
+template <typename F>
+void logged(const char * what, F && body) noexcept {
+    char * text = nullptr;
+    if (guarded(&text, body) != LSRV_OK) {
+        const char * reason = text != nullptr ? text : "out of memory";
+        common_log_add(common_log_main(), GGML_LOG_LEVEL_ERROR, "%s: %s\n", what, reason);
+        free(text);
+    }
+}
 
 // Writers share, a flush excludes them: while common_log is paused it drops what it is given.
 std::shared_mutex log_mutex;
@@ -110,7 +121,7 @@ struct error_capture {
     }
 };
 
-// ---- JSON helpers
+// JSON helpers
 
 common_json number(double value) {
     // JSON has no infinities; the readers below take the same words
@@ -128,8 +139,9 @@ int64_t read_int(const std::string & name, const common_json & value, int64_t lo
         refuse("'" + name + "' must be an integer");
     }
     const int64_t number = value.get<int64_t>();
-    if (number < lo || number > hi) {
-        refuse("'" + name + "' is out of range: " + std::to_string(number));
+    // what does not fit 64 bits has wrapped around
+    if (number < lo || number > hi || value.get<double>() >= 9223372036854775808.0) {
+        refuse("'" + name + "' is out of range: " + value.dump());
     }
     return number;
 }
@@ -268,7 +280,7 @@ struct field_setter {
     }
 };
 
-// ---- the fields of common_params that Python sees: one list for reading and for setting
+// the fields of common_params that Python sees: one list for reading and for setting
 
 #define FIELD(name) visit(#name, p.name)
 
@@ -444,7 +456,7 @@ void visit_sampling(V & visit, P & p) {
 
 #undef FIELD
 
-// ---- names of enumerations
+// names of enumerations
 
 const char * pooling_name(enum llama_pooling_type type) {
     switch (type) {
@@ -545,7 +557,7 @@ common_grammar_trigger_type trigger_type_from_name(const std::string & name) {
     refuse("unknown grammar trigger type: " + name);
 }
 
-// ---- objects of common_params
+// objects of common_params
 
 common_json bias_to_json(const std::vector<llama_logit_bias> & biases) {
     common_json out = common_json::array();
@@ -597,7 +609,14 @@ common_json sampling_to_json(const common_params_sampling & sampling) {
         triggers.push_back({ { "type", trigger_type_name(trigger.type) }, { "value", trigger.value }, { "token", trigger.token } });
     }
     out["grammar_triggers"] = triggers;
-    out["preserved_tokens"] = sampling.preserved_tokens;
+    common_json ends = common_json::array();
+    for (const auto & tokens : sampling.reasoning_budget_end) {
+        ends.push_back(tokens);
+    }
+    out["preserved_tokens"]        = sampling.preserved_tokens;
+    out["reasoning_budget_start"]  = sampling.reasoning_budget_start;
+    out["reasoning_budget_end"]    = ends;
+    out["reasoning_budget_forced"] = sampling.reasoning_budget_forced;
     out["logit_bias"]       = bias_to_json(sampling.logit_bias);
     out["logit_bias_eog"]   = bias_to_json(sampling.logit_bias_eog);
     return out;
@@ -695,14 +714,14 @@ common_json params_to_json(const common_params & p) {
     return out;
 }
 
-// ---- sampling settings of a request
+// sampling settings of a request
 
 void check_sampling(const common_params_sampling & sampling) {
     // common_sampler_init() aborts the process on the first, and allocates the second at once
     if (sampling.mirostat < 0 || sampling.mirostat > 2) {
         refuse("'mirostat' must be 0, 1 or 2");
     }
-    if (sampling.n_prev > MAX_N_PREV) {
+    if (sampling.n_prev > MAX_HISTORY) {
         refuse("'n_prev' is too large");
     }
     if (sampling.min_keep < 0) {
@@ -870,21 +889,25 @@ void lsrv_free(void * ptr) {
     free(ptr);
 }
 
-// ---- process
+// process
 
 void lsrv_init(void) {
-    std::setlocale(LC_NUMERIC, "C");
-    common_init();
-    llama_log_set(log_callback, nullptr);
+    logged(__func__, [] {
+        std::setlocale(LC_NUMERIC, "C");
+        common_init();
+        llama_log_set(log_callback, nullptr);
+    });
 }
 
 void lsrv_backend_init(const lsrv_params * params) {
-    llama_backend_init();
-    llama_numa_init(params->p.numa);
+    logged(__func__, [&] {
+        llama_backend_init();
+        llama_numa_init(params->p.numa);
+    });
 }
 
 void lsrv_backend_free(void) {
-    llama_backend_free();
+    logged(__func__, [] { llama_backend_free(); });
 }
 
 const char * lsrv_build_info(void) {
@@ -895,7 +918,7 @@ int32_t lsrv_build_number(void) {
     return llama_build_number();
 }
 
-// ---- log
+// log
 
 void lsrv_log(int32_t level, const char * text) {
     if (level > common_log_get_verbosity_thold()) {
@@ -927,7 +950,7 @@ void lsrv_log_flush(void) {
     common_log_flush(common_log_main());
 }
 
-// ---- command line
+// command line
 
 lsrv_params * lsrv_params_new(void) {
     try {
@@ -986,14 +1009,10 @@ int32_t lsrv_params_resolve_model(lsrv_params * params, bool * is_preset, char *
 }
 
 void lsrv_params_print_info(const lsrv_params * params, bool print_devices) {
-    try {
-        common_params_print_info(params->p, print_devices);
-    } catch (const std::exception & e) {
-        lsrv_log(LOG_LEVEL_ERROR, (std::string(e.what()) + "\n").c_str());
-    }
+    logged(__func__, [&] { common_params_print_info(params->p, print_devices); });
 }
 
-// ---- model and context
+// model and context
 
 int32_t lsrv_engine_load(lsrv_params * params, lsrv_progress_fn progress, void * user_data, lsrv_engine ** out, char ** err) {
     auto & p = params->p;
@@ -1067,11 +1086,13 @@ int32_t lsrv_engine_n_lora(const lsrv_engine * engine) {
 }
 
 int32_t lsrv_context_seq_rm_type(struct llama_context * ctx) {
-    return common_context_can_seq_rm(ctx);
+    int32_t type = COMMON_CONTEXT_SEQ_RM_TYPE_NO;
+    logged(__func__, [&] { type = common_context_can_seq_rm(ctx); });
+    return type;
 }
 
 void lsrv_memory_breakdown_print(const lsrv_engine * engine) {
-    common_memory_breakdown_print(engine->ctx);
+    logged(__func__, [&] { common_memory_breakdown_print(engine->ctx); });
 }
 
 int32_t lsrv_model_info_json(lsrv_engine * engine, const lsrv_params * params, char ** out, char ** err) {
@@ -1125,11 +1146,13 @@ int32_t lsrv_engine_set_lora(lsrv_engine * engine, const int32_t * indices, cons
 }
 
 void lsrv_engine_set_embeddings(lsrv_engine * engine, bool embeddings) {
-    engine->embeddings = embeddings;
-    llama_set_embeddings(engine->ctx, embeddings);
+    logged(__func__, [&] {
+        llama_set_embeddings(engine->ctx, embeddings);
+        engine->embeddings = embeddings;
+    });
 }
 
-// ---- decode
+// decode
 
 int32_t lsrv_decode(lsrv_engine * engine, int32_t n, const int32_t * token, const int32_t * pos,
                     const int32_t * seq_id, const int8_t * output, bool sync, uint64_t serial) {
@@ -1174,7 +1197,7 @@ int32_t lsrv_decode(lsrv_engine * engine, int32_t n, const int32_t * token, cons
         return status;
     } catch (const std::exception & e) {
         engine->running.store(0, std::memory_order_relaxed);
-        lsrv_log(LOG_LEVEL_ERROR, (std::string("decode: ") + e.what() + "\n").c_str());
+        common_log_add(common_log_main(), GGML_LOG_LEVEL_ERROR, "decode: %s\n", e.what());
         return -3;
     }
 }
@@ -1187,7 +1210,7 @@ void lsrv_abort(lsrv_engine * engine, uint64_t serial) {
     }
 }
 
-// ---- vocabulary
+// vocabulary
 
 int32_t lsrv_vocab_pieces(const struct llama_vocab * vocab, bool special, char ** blob, int32_t ** offsets, char ** err) {
     return guarded(err, [&] {
@@ -1222,7 +1245,7 @@ int32_t lsrv_tokenize(const struct llama_vocab * vocab, const char * text, int32
     });
 }
 
-// ---- sampling
+// sampling
 
 int32_t lsrv_sampler_new(lsrv_engine * engine, const lsrv_params * params, const char * settings, lsrv_sampler ** out, char ** err) {
     return guarded(err, [&] {
@@ -1236,6 +1259,9 @@ int32_t lsrv_sampler_new(lsrv_engine * engine, const lsrv_params * params, const
             read_setting(sampling, key, value, engine->n_vocab);
         }
         check_sampling(sampling);
+        const int32_t max_history = std::max((int32_t) llama_n_ctx(engine->ctx), MAX_HISTORY);
+        sampling.penalty_last_n     = std::min(sampling.penalty_last_n,     max_history);
+        sampling.dry_penalty_last_n = std::min(sampling.dry_penalty_last_n, max_history);
         if (sampling.grammar_lazy && sampling.grammar_triggers.empty()) {
             refuse("no triggers set for lazy grammar");
         }
@@ -1276,10 +1302,12 @@ void lsrv_sampler_free(lsrv_sampler * smpl) {
 }
 
 void lsrv_sampler_reset(lsrv_sampler * smpl) {
-    common_sampler_reset(smpl->smpl.get());
-    if (smpl->gate) {
-        common_sampler_reset(smpl->gate.get());
-    }
+    logged(__func__, [&] {
+        common_sampler_reset(smpl->smpl.get());
+        if (smpl->gate) {
+            common_sampler_reset(smpl->gate.get());
+        }
+    });
 }
 
 static void accept_one(lsrv_sampler * smpl, llama_token token, bool is_generated) {
@@ -1436,7 +1464,7 @@ int32_t lsrv_token_probs(lsrv_engine * engine, lsrv_sampler * smpl, int32_t idx,
     return status == LSRV_OK ? n_written : LSRV_ERR;
 }
 
-// ---- grammar
+// grammar
 
 int32_t lsrv_json_schema_to_grammar(const char * schema, char ** out, char ** err) {
     return guarded(err, [&] {

@@ -1,6 +1,6 @@
 /* What Python sees of llama.h and bridge.h. Compiled against the real headers: a drift of the pin breaks the build. */
 
-/* ---- llama.h: types and constants */
+/* llama.h: types and constants */
 
 typedef int32_t  llama_token;
 typedef int32_t  llama_pos;
@@ -59,7 +59,7 @@ struct llama_perf_context_data {
     int32_t n_reused;
 };
 
-/* ---- llama.h: process */
+/* llama.h: process */
 
 const char * llama_version(void);
 const char * llama_print_system_info(void);
@@ -71,7 +71,7 @@ bool llama_supports_mlock(void);
 bool llama_supports_gpu_offload(void);
 bool llama_supports_rpc(void);
 
-/* ---- llama.h: model */
+/* llama.h: model */
 
 const struct llama_vocab * llama_model_get_vocab(const struct llama_model * model);
 int32_t  llama_model_n_ctx_train(const struct llama_model * model);
@@ -99,7 +99,7 @@ bool llama_model_is_hybrid   (const struct llama_model * model);
 bool llama_model_is_diffusion(const struct llama_model * model);
 llama_token llama_model_decoder_start_token(const struct llama_model * model);
 
-/* ---- llama.h: vocabulary */
+/* llama.h: vocabulary */
 
 enum llama_vocab_type llama_vocab_type(const struct llama_vocab * vocab);
 int32_t llama_vocab_n_tokens(const struct llama_vocab * vocab);
@@ -131,7 +131,7 @@ int32_t llama_token_to_piece(const struct llama_vocab * vocab, llama_token token
 int32_t llama_detokenize(const struct llama_vocab * vocab, const llama_token * tokens, int32_t n_tokens, char * text,
                          int32_t text_len_max, bool remove_special, bool unparse_special);
 
-/* ---- llama.h: context */
+/* llama.h: context */
 
 uint32_t llama_n_ctx    (const struct llama_context * ctx);
 uint32_t llama_n_ctx_seq(const struct llama_context * ctx);
@@ -154,7 +154,7 @@ struct llama_perf_context_data llama_perf_context(const struct llama_context * c
 void llama_perf_context_print(const struct llama_context * ctx);
 void llama_perf_context_reset(struct llama_context * ctx);
 
-/* ---- llama.h: memory */
+/* llama.h: memory */
 
 void llama_memory_clear(llama_memory_t mem, bool data);
 bool llama_memory_seq_rm(llama_memory_t mem, llama_seq_id seq_id, llama_pos p0, llama_pos p1);
@@ -166,7 +166,7 @@ llama_pos llama_memory_seq_pos_min(llama_memory_t mem, llama_seq_id seq_id);
 llama_pos llama_memory_seq_pos_max(llama_memory_t mem, llama_seq_id seq_id);
 bool llama_memory_can_shift(llama_memory_t mem);
 
-/* ---- llama.h: state of a sequence */
+/* llama.h: state of a sequence */
 
 size_t llama_state_seq_get_size_ext(struct llama_context * ctx, llama_seq_id seq_id, llama_state_seq_flags flags);
 size_t llama_state_seq_get_data_ext(struct llama_context * ctx, uint8_t * dst, size_t size, llama_seq_id seq_id,
@@ -178,7 +178,7 @@ size_t llama_state_seq_save_file(struct llama_context * ctx, const char * filepa
 size_t llama_state_seq_load_file(struct llama_context * ctx, const char * filepath, llama_seq_id dest_seq_id,
                                  llama_token * tokens_out, size_t n_token_capacity, size_t * n_token_count_out);
 
-/* ---- bridge.h */
+/* bridge.h */
 
 #define LSRV_OK ...
 #define LSRV_ERR ...
@@ -245,6 +245,6 @@ int32_t lsrv_token_probs(lsrv_engine * engine, lsrv_sampler * smpl, int32_t idx,
 int32_t lsrv_json_schema_to_grammar(const char * schema, char ** out, char ** err);
 int32_t lsrv_grammar_check(const struct llama_vocab * vocab, const char * gbnf, char ** err);
 
-/* ---- Python */
+/* Python */
 
 extern "Python" bool lsrv_py_progress(float progress, void * user_data);
