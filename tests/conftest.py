@@ -7,15 +7,15 @@ that can be had is skipped: a missing reference or model is an error.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from make_tiny_models import make_all
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / "scripts"
@@ -37,17 +37,6 @@ def unavailable(reason: str) -> None:
     pytest.skip(reason)
 
 
-def load_script(name: str) -> ModuleType:
-    """Import a program of scripts/, which is not a package."""
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llamasrv"
 
@@ -57,8 +46,7 @@ def tiny_models() -> dict[str, Path]:
     """Name -> file of every model of scripts/make_tiny_models.py, made once per version of that file."""
     source = SCRIPTS / "make_tiny_models.py"
     key = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
-    models: dict[str, Path] = load_script("make_tiny_models").make_all(cache_dir() / "tiny-models" / key)
-    return models
+    return make_all(cache_dir() / "tiny-models" / key)
 
 
 @pytest.fixture(scope="session")
