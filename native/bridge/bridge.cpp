@@ -1,4 +1,4 @@
-#include "bridge.h"
+#include "support.h"
 
 #include "arg.h"
 #include "build-info.h"
@@ -27,6 +27,8 @@
 #include <utility>
 #include <vector>
 
+using namespace lsrv;
+
 namespace {
 
 constexpr int32_t  DEFAULT_PORT    = 8080;
@@ -34,54 +36,6 @@ constexpr uint64_t ABORT_ALL       = UINT64_MAX;
 constexpr int      MAX_NESTING     = 1000;    // of brackets in schemas and grammars: the parsers recurse, 8 MiB last for 8,000
 constexpr int      MAX_RULES       = 10000;   // of a grammar: the search for left recursion goes this deep
 constexpr int32_t  MAX_HISTORY     = 1 << 20; // tokens a sampler may look back: it allocates room for them at once
-
-// errors and ownership
-
-char * copy_text(const std::string & text) {
-    char * out = (char *) malloc(text.size() + 1);
-    if (out == nullptr) {
-        throw std::bad_alloc();
-    }
-    memcpy(out, text.data(), text.size());
-    out[text.size()] = '\0';
-    return out;
-}
-
-template <typename T>
-T * copy_array(const std::vector<T> & items) {
-    T * out = (T *) malloc(std::max<size_t>(1, items.size()) * sizeof(T));
-    if (out == nullptr) {
-        throw std::bad_alloc();
-    }
-    if (!items.empty()) {
-        memcpy(out, items.data(), items.size() * sizeof(T));
-    }
-    return out;
-}
-
-int32_t fail(char ** err, const char * text) noexcept {
-    if (err != nullptr) {
-        *err = strdup(text);
-    }
-    return LSRV_ERR;
-}
-
-// Runs a body that throws or returns; every exception becomes a status with its text.
-template <typename F>
-int32_t guarded(char ** err, F && body) noexcept {
-    try {
-        body();
-        return LSRV_OK;
-    } catch (const std::exception & e) {
-        return fail(err, e.what());
-    } catch (...) {
-        return fail(err, "unknown native error");
-    }
-}
-
-[[noreturn]] void refuse(const std::string & text) {
-    throw std::invalid_argument(text);
-}
 
 // log
 

@@ -11,19 +11,21 @@ from pathlib import Path
 import cffi
 
 MODULE = "llamasrv._native._llama"
-CDEF = Path(__file__).with_name("cdef.h")
+DECLARATIONS = sorted(Path(__file__).parent.glob("cdef*.h"))
 INCLUDES = """
 #include "llama.h"
 #include "mtmd.h"
 #include "mtmd-helper.h"
 #include "bridge.h"
+#include "bridge_chat.h"
 """
 
 
 def make_ffi() -> cffi.FFI:
-    """The declarations of cdef.h, bound to the headers of llama.cpp and of the bridge."""
+    """The declarations of cdef*.h, bound to the headers of llama.cpp and of the bridge."""
     ffi = cffi.FFI()
-    ffi.cdef(CDEF.read_text(encoding="utf-8"))
+    for file in DECLARATIONS:
+        ffi.cdef(file.read_text(encoding="utf-8"))
     ffi.set_source(MODULE, INCLUDES)
     return ffi
 
