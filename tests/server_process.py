@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -73,7 +74,8 @@ class Stream:
 
     def hang_up(self) -> None:
         """Close at the TCP level at once, whatever is still to come."""
-        self.sock.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):  # closed already
+            self.sock.shutdown(socket.SHUT_RDWR)
         self.response.close()
         self.connection.close()
 
