@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from llamasrv.engine.backend import BackendError, Batch, DecodeStatus, Sampler, SeqRm
+from llamasrv.engine.backend import AdapterInfo, BackendError, Batch, DecodeStatus, Sampler, SeqRm
 from llamasrv.engine.task import SamplingParams
 
 BOS = 0
@@ -174,6 +174,8 @@ class FakeSpec:
     pooling_type: int = POOLING_NONE
     n_embd_out: int = 4
     n_adapters: int = 2
+    #: Tokens that switch on one more adapter, the last; empty: there is none.
+    invocation: tuple[int, ...] = ()
 
 
 class FakeBackend:
@@ -231,8 +233,9 @@ class FakeBackend:
             self.violate(f"sequence {seq_id} has the positions {sorted(cells)}")
         return [cells[pos].token for pos in range(len(cells))]
 
-    def adapters_of(self, seq_id: int) -> set[tuple[tuple[int, float], ...]]:
-        return {cell.adapters for cell in self.content[seq_id].values()}
+    def adapters_of(self, seq_id: int) -> list[tuple[tuple[int, float], ...]]:
+        """What each cell of a sequence was computed under, in order of position."""
+        return [cell.adapters for _, cell in sorted(self.content[seq_id].items())]
 
     def n_cells_used(self, seq_id: int) -> int:
         """Cells taken in the buffer of this sequence."""
@@ -365,10 +368,17 @@ class FakeBackend:
         self.embeddings = value
 
     def set_lora(self, adapters: Sequence[tuple[int, float]]) -> None:
+        n_adapters = len(self.adapter_infos())
         for index, _scale in adapters:
-            if not 0 <= index < self.spec.n_adapters:
-                self.violate(f"adapter {index} of {self.spec.n_adapters}")
+            if not 0 <= index < n_adapters:
+                self.violate(f"adapter {index} of {n_adapters}")
         self.adapters = tuple(sorted((index, scale) for index, scale in adapters if scale != 0.0))
+
+    def adapter_infos(self) -> list[AdapterInfo]:
+        infos = [AdapterInfo(f"adapter-{index}.gguf") for index in range(self.spec.n_adapters)]
+        if self.spec.invocation:
+            infos.append(AdapterInfo("alora.gguf", "task", "prefix", self.spec.invocation))
+        return infos
 
     # -- memory
 

@@ -16,6 +16,7 @@ from typing import TypeVar
 from fake_backend import BOS, FakeBackend, Fault
 from hypothesis import strategies as st
 
+from llamasrv.engine.adapters import Adapters
 from llamasrv.engine.backend import Backend, DecodeStatus
 from llamasrv.engine.reader import ResponseReader
 from llamasrv.engine.result import (
@@ -136,7 +137,8 @@ def prompt_numbers(request: Request) -> list[int]:
     return base[: request.cut] + [50 + number for number in request.suffix]
 
 
-SCALES = st.sampled_from([((0, 1.0),), ((1, 1.0),), ((0, 0.5), (1, 0.5)), ()])
+#: Number 2 is an aLoRA.
+SCALES = st.sampled_from([((0, 1.0),), ((1, 1.0),), ((0, 0.5), (1, 0.5)), (), ((2, 1.0),), ((1, 0.5), (2, 1.0))])
 
 
 def requests(n_slots: int, faults: bool, lora: bool, max_cut: int = 70) -> st.SearchStrategy[Request]:
@@ -156,7 +158,7 @@ def requests(n_slots: int, faults: bool, lora: bool, max_cut: int = 70) -> st.Se
         n_probs=st.sampled_from([0, 0, 0, 2]),
         n_keep=st.sampled_from([0, 0, 5, -1]),
         n_discard=st.sampled_from([0, 0, 3]),
-        lora=st.sampled_from([None, None, ((0, 1.0),), ((1, 0.5),), ()]) if lora else st.none(),
+        lora=st.sampled_from([None, None, ((0, 1.0),), ((1, 0.5),), (), ((2, 1.0),)]) if lora else st.none(),
         broken_grammar=st.integers(0, 30).map(lambda draw: draw == 30) if faults else st.just(False),
     )
 
@@ -214,8 +216,8 @@ class Client:
     finals: dict[int, FinalResult] = field(default_factory=dict)
     error: ErrorResult | None = None
     vector: EmbeddingResult | RerankResult | None = None
-    #: Scales under which its prompt is computed; known once it has a slot.
-    adapters: tuple[float, ...] | None = None
+    #: What its prompt is computed under; known once it has a slot.
+    adapters: Adapters | None = None
 
     @property
     def ended(self) -> bool:
@@ -419,7 +421,7 @@ class Simulation:
             if client.adapters is None:
                 client.adapters = slot.adapters
                 fresh.append(client)
-            assert client.adapters == slot.adapters, "a request's adapters changed while it ran"
+            assert client.adapters.scales == slot.adapters.scales, "a request's adapters changed while it ran"
         self._started += fresh
         for client in fresh:
             self._check_order(client, fresh)
@@ -486,8 +488,9 @@ class Simulation:
                 break
             held = fake.tokens_of(slot.id)
             assert held == slot.prompt.tokens, f"slot {slot.id}: cells hold {held}, the slot says {slot.prompt.tokens}"
-            wanted = tuple((index, scale) for index, scale in enumerate(slot.adapters) if scale != 0.0)
-            assert fake.adapters_of(slot.id) <= {wanted}, f"slot {slot.id}: cells of other adapters"
+            for position, used in enumerate(fake.adapters_of(slot.id)):
+                wanted = tuple((i, scale) for i, scale in enumerate(slot.adapters.at(position)) if scale != 0.0)
+                assert used == wanted, f"slot {slot.id}, position {position}: computed under {used}, not {wanted}"
 
     def drain(self) -> None:
         """Let everything come to its end, then check that nothing is left behind."""
@@ -534,9 +537,7 @@ class Simulation:
             for index, final in client.finals.items()
         }
 
-    def check_texts(
-        self, cold: Callable[[Request, tuple[float, ...]], tuple[Outcome | None, ErrorResult | None]]
-    ) -> None:
+    def check_texts(self, cold: Callable[[Request, Adapters], tuple[Outcome | None, ErrorResult | None]]) -> None:
         """Property 6: each completion is what the request gives alone on a fresh engine.
 
         ``cold(request, adapters)`` makes that run. A request that was cut short has the beginning of its text.

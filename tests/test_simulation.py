@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from simulation import Action, Outcome, Request, Simulation, prompt_numbers, run_alone, schedules
 
+from llamasrv.engine.adapters import Adapters
 from llamasrv.engine.backend import Backend
 from llamasrv.engine.config import EngineConfig
 from llamasrv.engine.result import ErrorResult, StopType
@@ -21,14 +22,17 @@ from llamasrv.engine.task import SamplingParams
 
 N_SLOTS = 4
 
+#: A token that many prompts have, some of them several times.
+INVOCATION = (3 + 52 % (N_VOCAB - 3),)
+
 SPECS = {
-    "unified": FakeSpec(n_ctx=400, unified=True),
-    "unified-small": FakeSpec(n_ctx=150, unified=True),
-    "split": FakeSpec(n_ctx=4 * 96, unified=False),
-    "window": FakeSpec(n_ctx=4 * 96, unified=False, n_swa=8),
-    "window-unified": FakeSpec(n_ctx=400, unified=True, n_swa=8),
-    "recurrent": FakeSpec(n_ctx=4 * 96, unified=False, recurrent=True),
-    "no-shift": FakeSpec(n_ctx=4 * 80, unified=False, can_shift=False),
+    "unified": FakeSpec(invocation=INVOCATION, n_ctx=400, unified=True),
+    "unified-small": FakeSpec(invocation=INVOCATION, n_ctx=150, unified=True),
+    "split": FakeSpec(invocation=INVOCATION, n_ctx=4 * 96, unified=False),
+    "window": FakeSpec(invocation=INVOCATION, n_ctx=4 * 96, unified=False, n_swa=8),
+    "window-unified": FakeSpec(invocation=INVOCATION, n_ctx=400, unified=True, n_swa=8),
+    "recurrent": FakeSpec(invocation=INVOCATION, n_ctx=4 * 96, unified=False, recurrent=True),
+    "no-shift": FakeSpec(invocation=INVOCATION, n_ctx=4 * 80, unified=False, can_shift=False),
 }
 
 
@@ -57,7 +61,7 @@ class Settings:
             slot_prompt_similarity=self.similarity,
             n_ctx_checkpoints=self.n_ctx_checkpoints,
             checkpoint_min_step=self.checkpoint_min_step,
-            lora=[0.0, 0.0],
+            lora=[0.0, 0.0, 0.0],
         )
 
 
@@ -93,16 +97,16 @@ def ends_inside_character(text: bytes) -> bool:
     return False
 
 
-def by_hand(spec: FakeSpec, request: Request, adapters: tuple[float, ...]) -> Outcome | None:
+def by_hand(spec: FakeSpec, request: Request, adapters: Adapters) -> Outcome | None:
     """What a request gives, by the plainest possible loop over the backend. None: an error, or a matter of shifting."""
     backend = FakeBackend(spec)
     tokens = [BOS] + [3 + number % (N_VOCAB - 3) for number in prompt_numbers(request)]
     if request.broken_grammar or len(tokens) >= backend.n_ctx_seq:
         return None
     sampler = backend.new_sampler(SamplingParams(temp=request.temp, seed=request.seed))
-    backend.set_lora(list(enumerate(adapters)))
     batch = backend.new_batch(1)
     for position, token in enumerate(tokens):
+        backend.set_lora(list(enumerate(adapters.at(position))))
         batch.clear()
         batch.add(token, position, 0, True)
         assert backend.decode(batch, 0, 1, True, 1) == 0
@@ -137,7 +141,7 @@ def by_hand(spec: FakeSpec, request: Request, adapters: tuple[float, ...]) -> Ou
 
 @lru_cache(maxsize=100_000)
 def cold(
-    name: str, chosen: Settings, request: Request, adapters: tuple[float, ...]
+    name: str, chosen: Settings, request: Request, adapters: Adapters
 ) -> tuple[Outcome | None, ErrorResult | None]:
     """The request alone on a fresh engine with one slot of the same size, without any cache."""
     spec = alone_spec(name, chosen)
@@ -148,7 +152,7 @@ def cold(
     # cut short by the context, or shifted: the engine's own way of that
     backend = FakeBackend(spec)
     context = ServerContext.with_backend(backend, config)
-    client = run_alone(context, backend, replace(request, lora=tuple(enumerate(adapters))))
+    client = run_alone(context, backend, replace(request, lora=tuple(enumerate(adapters.scales))))
     outcomes = Simulation.outcomes(client)
     return outcomes.get(0), client.error
 

@@ -28,6 +28,7 @@ class Vocab:
         "_pointer",
         "add_bos",
         "add_eos",
+        "add_sep",
         "bos",
         "eog",
         "eos",
@@ -38,6 +39,7 @@ class Vocab:
         "fim_rep",
         "fim_sep",
         "fim_suf",
+        "mask",
         "n_tokens",
         "nl",
         "pad",
@@ -57,6 +59,7 @@ class Vocab:
         self.eos = int(lib.llama_vocab_eos(pointer))
         self.eot = int(lib.llama_vocab_eot(pointer))
         self.sep = int(lib.llama_vocab_sep(pointer))
+        self.mask = int(lib.llama_vocab_mask(pointer))
         self.nl = int(lib.llama_vocab_nl(pointer))
         self.pad = int(lib.llama_vocab_pad(pointer))
         self.fim_pre = int(lib.llama_vocab_fim_pre(pointer))
@@ -67,6 +70,7 @@ class Vocab:
         self.fim_sep = int(lib.llama_vocab_fim_sep(pointer))
         self.add_bos = bool(lib.llama_vocab_get_add_bos(pointer))
         self.add_eos = bool(lib.llama_vocab_get_add_eos(pointer))
+        self.add_sep = bool(lib.llama_vocab_get_add_sep(pointer))
         is_eog = lib.llama_vocab_is_eog
         self.eog = frozenset(token for token in range(self.n_tokens) if is_eog(pointer, token))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from llamasrv.engine.task import SamplingParams
@@ -29,6 +30,16 @@ class DecodeStatus(enum.IntEnum):
     NO_KV_SPACE = 1
     ABORTED = 2
     INVALID_BATCH = -1
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterInfo:
+    """What a LoRA file says about itself. ``invocation``: tokens that switch it on (aLoRA); empty: an ordinary one."""
+
+    path: str
+    task_name: str = ""
+    prompt_prefix: str = ""
+    invocation: tuple[int, ...] = ()
 
 
 class BackendError(RuntimeError):
@@ -96,6 +107,9 @@ class Backend(Protocol):
     def set_embeddings(self, value: bool) -> None: ...
     def set_lora(self, adapters: Sequence[tuple[int, float]]) -> None:
         """Apply exactly these ``(index, scale)``; every other adapter is off."""
+
+    def adapter_infos(self) -> list[AdapterInfo]:
+        """The loaded adapters, in the order of their indices."""
 
     # memory: positions are token positions; p1 < 0 means "to the end", p0 < 0 "from the start"
     def seq_rm(self, seq_id: int, p0: int, p1: int) -> bool: ...

@@ -17,10 +17,20 @@ from llamasrv.engine.result import ErrorType
 from llamasrv.engine.slot import Slot, SlotState
 from llamasrv.engine.slots import SlotPool
 from llamasrv.engine.stats import now_us
+from llamasrv.engine.task import TaskType
 from llamasrv.engine.timings import print_prompt_progress
 
 #: llama_pooling_type
 POOLING_LAST, POOLING_RANK = 3, 4
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMode:
+    """What the entries of one batch have in common. ``scales``: of the adapters, by index."""
+
+    type: TaskType
+    embeddings: bool
+    scales: tuple[float, ...]
 
 
 @dataclass(slots=True)
@@ -30,6 +40,13 @@ class PromptPart:
     slot: Slot
     first: int
     last: int
+
+
+def can_split_embeddings(backend: Backend) -> bool:
+    """Whether an embedding task's prompt may be computed in pieces: only if its output comes from the last token."""
+    if not backend.has_memory:
+        return False
+    return backend.pooling_type == POOLING_LAST or (backend.pooling_type == POOLING_RANK and backend.causal_attn)
 
 
 def init_sampler(slot: Slot) -> None:
@@ -67,8 +84,8 @@ class BatchBuilder:
         self._release = release
         self._finish = finish
         self.batch: Batch = backend.new_batch(max(backend.n_batch, config.n_parallel))
-        #: First slot in the batch: every other one has to be compatible with it. None: nothing to do.
-        self.lead: Slot | None = None
+        #: Set by the first entry; None: nothing to do.
+        self.mode: BatchMode | None = None
         self.parts: list[PromptPart] = []
         #: Indices of the entries whose output is wanted.
         self.outputs: list[int] = []
@@ -76,7 +93,7 @@ class BatchBuilder:
     def build(self) -> None:
         """Fill the batch for the next step. A slot that fails gets its error here and is left out."""
         self.batch.clear()
-        self.lead = None
+        self.mode = None
         self.parts.clear()
         self.outputs.clear()
         for slot in self.pool.slots:
@@ -99,22 +116,39 @@ class BatchBuilder:
         for slot in prompts:
             if self.batch.n_tokens >= limit:
                 break
-            if not self._fits_batch(slot):
+            if not self._may_fit(slot):
                 continue
             try:
                 self._add_prompt(slot, limit)
             except Exception as exc:
                 self.fail(slot, exc)
 
-    def _fits_batch(self, slot: Slot) -> bool:
-        return self.lead is None or self.lead.can_batch_with(slot)
+    @staticmethod
+    def _mode_of(slot: Slot) -> BatchMode:
+        """What the slot's next token needs."""
+        task = slot.task
+        assert task is not None
+        return BatchMode(task.type, task.need_embd, slot.adapters.at(slot.prompt.n_tokens))
+
+    def _fits(self, slot: Slot) -> bool:
+        """Whether the slot's next token can be in this batch."""
+        return self.mode is None or self.mode == self._mode_of(slot)
+
+    def _may_fit(self, slot: Slot) -> bool:
+        """The same for a prompt of which it may not be known yet where it goes on."""
+        task, mode = slot.task, self.mode
+        assert task is not None
+        if mode is None:
+            return True
+        scales = (slot.adapters.scales, slot.adapters.at(0))
+        return mode.type is task.type and mode.embeddings == task.need_embd and mode.scales in scales
 
     def _add_generating(self, slot: Slot) -> None:
         if slot.prompt.n_tokens + 1 >= slot.n_ctx and not self._shift_context(slot):
             return
-        if not self._fits_batch(slot):
+        if not self._fits(slot):
             return
-        self.lead = self.lead or slot
+        self.mode = self._mode_of(slot)
         slot.i_batch = self.batch.add(slot.sampled, slot.prompt.n_tokens, slot.id, True)
         self.outputs.append(slot.i_batch)
         slot.prompt.tokens.append(slot.sampled)
@@ -159,19 +193,15 @@ class BatchBuilder:
         # checkpoints speak of positions that no longer hold
         slot.prompt.clear()
         slot.prompt.tokens = tokens
+        slot.adapters = slot.adapters.without(n_keep, n_keep + n_discard)
         slot.truncated = True
         return True
 
     def _can_split(self, slot: Slot) -> bool:
-        """Whether the prompt may be computed in several batches: only if its output comes from the last token."""
+        """Whether the prompt may be computed in several batches."""
         task = slot.task
         assert task is not None
-        if not task.need_embd:
-            return True
-        if not self.backend.has_memory:
-            return False
-        pooling = self.backend.pooling_type
-        return pooling == POOLING_LAST or (pooling == POOLING_RANK and self.backend.causal_attn)
+        return not task.need_embd or can_split_embeddings(self.backend)
 
     def _refuse(self, slot: Slot) -> bool:
         """Answer a prompt that cannot be worked on. True if it was one."""
@@ -183,14 +213,17 @@ class BatchBuilder:
             self._finish(slot)
             return True
         error: tuple[str, ErrorType] | None = None
+        can_split = self._can_split(slot)
         if task.need_logits and not self.backend.has_memory:
             error = "the current context does not support logits computation. skipping", ErrorType.SERVER
-        elif not self._can_split(slot):
+        elif not can_split and 0 < slot.adapters.start < n_tokens:
+            error = "this model computes a prompt in one piece, an aLoRA needs two", ErrorType.INVALID_REQUEST
+        elif not can_split:
             if n_tokens > self.backend.n_ubatch:
                 error = (
                     f"input ({n_tokens} tokens) is too large to process. increase the physical batch size "
                     f"(current batch size: {self.backend.n_ubatch})",
-                    ErrorType.SERVER,
+                    ErrorType.INVALID_REQUEST,
                 )
             elif n_tokens > slot.n_ctx:
                 error = (
@@ -244,18 +277,24 @@ class BatchBuilder:
             self.pool.clear_prompt(slot)
             slot.stats.n_prompt_cached = 0
 
+        if not self._fits(slot):
+            return
         first = prompt.n_tokens
         last = task.n_tokens if whole else min(task.n_tokens, first + limit - batch.n_tokens)
+        start = slot.adapters.start
+        if first < start:
+            # the adapter goes on in between
+            last = min(last, start)
         checkpoints = self.reuse.wants_checkpoints(slot)
         if checkpoints:
             last = min([last, *self.reuse.breaks(slot, backend.n_batch, backend.n_ubatch)])
+        self.mode = self._mode_of(slot)
         tokens = task.tokens[first:last]
         index = batch.extend(tokens, first, slot.id, task.need_embd)
         if task.need_embd:
             self.outputs.extend(range(index, index + len(tokens)))
         self.parts.append(PromptPart(slot, index, index + len(tokens)))
         prompt.tokens += tokens
-        self.lead = self.lead or slot
 
         if prompt.n_tokens == task.n_tokens:
             slot.state = SlotState.DONE_PROMPT

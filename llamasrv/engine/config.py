@@ -41,7 +41,8 @@ class EngineConfig:
         """From ``Params.to_dict()`` and the environment."""
         same = {name: params[name] for name in cls.__dataclass_fields__ if name in params}
         config = cls(**same)
-        config.lora = [float(adapter["scale"]) for adapter in params.get("lora_adapters", [])]
+        is_off = params.get("lora_init_without_apply", False)
+        config.lora = [0.0 if is_off else float(adapter["scale"]) for adapter in params.get("lora_adapters", [])]
         debug = os.environ.get("LLAMA_SERVER_SLOTS_DEBUG", "")
         config.slots_debug = debug.strip().lstrip("+-").isdigit() and int(debug) != 0
         return config

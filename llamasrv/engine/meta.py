@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -30,5 +31,16 @@ class ServerMeta:
     chat_template_caps: dict[str, bool] = field(default_factory=dict)
     #: Biases that keep end-of-generation tokens from being sampled, for ``ignore_eos``.
     logit_bias_eog: tuple[tuple[int, float], ...] = ()
+    #: Values of an output embedding.
+    n_embd_out: int = 0
+    #: Tokens that a prompt computed in one piece may have.
+    n_ubatch: int = 512
+    #: Whether an embedding task's prompt may be computed in several pieces.
+    can_split_embeddings: bool = False
+    #: Text with {query} and {document} that the model wants to rate; empty: the two are joined by separators.
+    rerank_template: str = ""
+    #: Template of a decision model's prompt, and the "<arch>.decision.*" metadata by what follows; empty: it is none.
+    systemone_template: str = ""
+    decision: Mapping[str, str] = field(default_factory=dict)
     #: Output modalities for GET /models.
     output_modalities: tuple[str, ...] = ("text",)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llamasrv import binding
-from llamasrv.engine.backend import BackendError, Batch, Sampler, SeqRm
+from llamasrv.engine.backend import AdapterInfo, BackendError, Batch, Sampler, SeqRm
 from llamasrv.engine.task import SamplingParams
 
 #: LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: only what cannot be recomputed by removing tokens.
@@ -68,6 +68,12 @@ class NativeBackend:
 
     def set_lora(self, adapters: Sequence[tuple[int, float]]) -> None:
         self.model.set_lora(list(adapters))
+
+    def adapter_infos(self) -> list[AdapterInfo]:
+        return [
+            AdapterInfo(info["path"], info["task_name"], info["prompt_prefix"], tuple(info["alora_invocation_tokens"]))
+            for info in self.model.lora_info()
+        ]
 
     def seq_rm(self, seq_id: int, p0: int, p1: int) -> bool:
         return self._memory.seq_rm(seq_id, p0, p1)

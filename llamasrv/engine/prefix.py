@@ -46,8 +46,8 @@ class PrefixSources:
         n_best, donor = n_own, None
         if self.can_share:
             for other in self.pool.slots:
-                if other is not slot and other.adapters == slot.adapters:
-                    n = common_prefix(other.prompt.tokens, tokens)
+                if other is not slot:
+                    n = min(common_prefix(other.prompt.tokens, tokens), other.adapters.n_alike(slot.adapters))
                     if n >= n_own + MIN_GAIN and n > n_best:
                         n_best, donor = n, other
         entry = self._cached(slot, tokens, n_best)
@@ -68,12 +68,12 @@ class PrefixSources:
         """The busy slot that will soon hold the longest prefix of at least ``n_min`` tokens."""
         best: WaitFor | None = None
         for other in self.pool.slots:
-            if other is slot or other.state not in _COMPUTING or other.adapters != slot.adapters:
+            if other is slot or other.state not in _COMPUTING:
                 continue
             assert other.task is not None
             if other.task.is_stateless:
                 continue
-            n = common_prefix(other.task.tokens, tokens)
+            n = min(common_prefix(other.task.tokens, tokens), other.adapters.n_alike(slot.adapters))
             if n >= n_min and (best is None or n > best.n_tokens):
                 best = WaitFor(other, other.task.id, n)
         return best
@@ -84,7 +84,9 @@ class PrefixSources:
         if cache is None:
             return None
         entry = cache.longest(tokens, slot.adapters, n_best)
-        return None if entry is None else common_prefix(entry.prompt.tokens, tokens)
+        if entry is None:
+            return None
+        return min(common_prefix(entry.prompt.tokens, tokens), entry.adapters.n_alike(slot.adapters))
 
     def _load_cached(self, slot: Slot, tokens: list[int], n_best: int) -> None:
         cache = self.pool.cache
@@ -95,10 +97,13 @@ class PrefixSources:
         if not self.backend.state_set(slot.id, entry.data):
             slt_wrn(slot, "prefix", "failed to load prompt from cache")
             return
-        # an entry of which little is used stays for those who want more of it
-        if n_best >= 0.25 * entry.prompt.n_tokens:
-            cache.remove(entry)
         slot.prompt = entry.prompt.copy()
+        is_other = entry.adapters != slot.adapters
+        # an entry of which little is used stays for those who want more of it
+        if n_best >= 0.25 * entry.prompt.n_tokens and not is_other:
+            cache.remove(entry)
+        if is_other:
+            self.pool.keep_first(slot, n_best)
         slt_trc(slot, "prefix", "loaded %d of %d cached tokens", n_best, entry.prompt.n_tokens)
 
     def copy(self, donor: Slot, slot: Slot, n_tokens: int) -> bool:
@@ -116,8 +121,8 @@ class PrefixSources:
         assert wait is not None
         assert task is not None
         donor = wait.slot
-        n_ready = common_prefix(donor.prompt.tokens, task.tokens)
-        if n_ready >= wait.n_tokens and donor.adapters == slot.adapters:
+        n_ready = min(common_prefix(donor.prompt.tokens, task.tokens), donor.adapters.n_alike(slot.adapters))
+        if n_ready >= wait.n_tokens:
             slot.wait = None
             self.copy(donor, slot, n_ready)
         elif donor.task is not None and donor.task.id == wait.id_task and donor.state in _COMPUTING:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from llamasrv.engine.adapters import Adapters
 from llamasrv.engine.log import srv_err, srv_trc, srv_wrn
 from llamasrv.engine.prompt import Prompt, common_prefix
 
 MIB = 1024 * 1024
-
-#: Scale of every adapter, by index; equal tuples compute equal cells.
-Adapters = tuple[float, ...]
 
 
 @dataclass(slots=True)
@@ -96,12 +94,13 @@ class PromptCache:
         return found
 
     def longest(self, tokens: list[int], adapters: Adapters, n_shared: int) -> CachedPrompt | None:
-        """The entry that shares most of ``tokens``, if it is more than ``n_shared``; of equals the shortest."""
+        """The entry that shares most of ``tokens``, if it is more than ``n_shared``; of equals the shortest.
+
+        Of an entry that was computed under other adapters, what was computed before them counts.
+        """
         found: CachedPrompt | None = None
         for state in self.states:
-            if state.adapters != adapters:
-                continue
-            shared = common_prefix(state.prompt.tokens, tokens)
+            shared = min(common_prefix(state.prompt.tokens, tokens), state.adapters.n_alike(adapters))
             shorter = found is not None and state.prompt.n_tokens < found.prompt.n_tokens
             if shared > n_shared or (shared == n_shared and shorter):
                 n_shared, found = shared, state

@@ -39,7 +39,7 @@ class PromptReuse:
         if not task.params.cache_prompt or task.is_stateless or not self.backend.has_memory:
             return 0
         n_past = common_prefix(slot.prompt.tokens, task.tokens)
-        if task.params.n_cache_reuse > 0:
+        if task.params.n_cache_reuse > 0 and slot.adapters.start == 0:
             if self.backend.can_shift:
                 n_past = self._shift_chunks(slot, n_past, task.params.n_cache_reuse)
             else:

@@ -221,7 +221,7 @@ class LoraInfo:
     scale: float
     task_name: str = ""
     prompt_prefix: str = ""
-    alora_invocation_string: str = ""
+    alora_invocation_string: bytes = b""
     alora_invocation_tokens: list[int] = field(default_factory=list)
 
 

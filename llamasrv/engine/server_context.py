@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from llamasrv import binding
-from llamasrv.engine.backend import Backend, BackendError
+from llamasrv.engine.adapters import Adapters, resolve
+from llamasrv.engine.backend import AdapterInfo, Backend, BackendError
+from llamasrv.engine.batch_builder import can_split_embeddings
 from llamasrv.engine.config import EngineConfig
 from llamasrv.engine.emit import Emitter
 from llamasrv.engine.log import slt_inf, slt_trc, srv_dbg, srv_inf, srv_trc, srv_wrn
@@ -15,7 +17,7 @@ from llamasrv.engine.meta import ServerMeta
 from llamasrv.engine.metrics import ServerMetrics
 from llamasrv.engine.native import NativeBackend
 from llamasrv.engine.prefix import PrefixSources
-from llamasrv.engine.prompt_cache import Adapters, PromptCache
+from llamasrv.engine.prompt_cache import PromptCache
 from llamasrv.engine.queue import ServerQueue
 from llamasrv.engine.reader import ResponseReader
 from llamasrv.engine.response import ServerResponse
@@ -62,7 +64,7 @@ class ServerContext:
         self.step: Step
         self._backend: Backend | None = None
         self._lora: list[float] = []
-        self._lora_info: list[LoraInfo] = []
+        self._lora_info: list[AdapterInfo] = []
         self.emit = Emitter(self.response)
         self._wired = False
         self._native_params: binding.Params | None = None
@@ -131,6 +133,7 @@ class ServerContext:
         self._backend = backend
         self.config = config
         self._lora = list(config.lora) if lora is None else lora
+        self._lora_info = backend.adapter_infos()
         n_ctx_slot = self._slot_context(backend, config)
         srv_inf(
             "load_model",
@@ -139,7 +142,7 @@ class ServerContext:
             n_ctx_slot,
             "true" if config.kv_unified else "false",
         )
-        self.pool = SlotPool(backend, config, n_ctx_slot, tuple(self._lora), cache)
+        self.pool = SlotPool(backend, config, n_ctx_slot, Adapters(tuple(self._lora)), cache)
         if self.pool.cache is not None:
             limit = "no limit" if config.cache_ram_mib < 0 else f"{config.cache_ram_mib} MiB"
             srv_trc("load_model", "prompt cache is enabled, size limit: %s", limit)
@@ -281,6 +284,8 @@ class ServerContext:
         self.queue.pop_deferred_task(slot.id)
 
     def _get_lora(self, task: Task) -> None:
+        backend = self._backend
+        assert backend is not None
         infos = [
             LoraInfo(
                 id=i,
@@ -288,8 +293,8 @@ class ServerContext:
                 scale=self._lora[i],
                 task_name=info.task_name,
                 prompt_prefix=info.prompt_prefix,
-                alora_invocation_string=info.alora_invocation_string,
-                alora_invocation_tokens=info.alora_invocation_tokens,
+                alora_invocation_string=b"".join(backend.piece(token, True) for token in info.invocation),
+                alora_invocation_tokens=list(info.invocation),
             )
             for i, info in enumerate(self._lora_info)
         ]
@@ -301,11 +306,13 @@ class ServerContext:
         self.response.send(SetLoraResult(id=task.id))
 
     def _adapters(self, task: Task) -> Adapters:
-        """Scales under which the task is computed: its own, where it names any, else the server's."""
-        scales = task.params.lora
-        if scales is None:
-            return tuple(self._lora)
-        return tuple(scales.get(i, 0.0) for i in range(len(self._lora)))
+        """What the task is computed under: its own scales, where it names any, else the server's.
+
+        Raises ValueError for adapters that do not go together.
+        """
+        own = task.params.lora
+        scales = self._lora if own is None else [own.get(i, 0.0) for i in range(len(self._lora))]
+        return resolve(scales, [info.invocation for info in self._lora_info], task.tokens)
 
     # -- scheduling
 
@@ -319,7 +326,11 @@ class ServerContext:
         if not task.was_deferred and self.queue.has_deferred(task.id_slot):
             self._defer(task)
             return False
-        adapters = self._adapters(task)
+        try:
+            adapters = self._adapters(task)
+        except ValueError as exc:
+            self.emit.error(task, str(exc), ErrorType.INVALID_REQUEST)
+            return True
         slot, save = self.pool.select(task, adapters)
         if slot is None or slot.is_processing:
             self._defer(task)
@@ -328,7 +339,7 @@ class ServerContext:
         if len(children) < len(task.child_tasks):
             self._defer(task)
             return False
-        if self._launch_all(task, slot, children, adapters, save):
+        if self._launch_all(task, slot, children, save):
             self.pool.publish_idle()
         return True
 
@@ -337,12 +348,12 @@ class ServerContext:
         task.was_deferred = True
         self.queue.defer(task)
 
-    def _launch_all(self, task: Task, slot: Slot, children: list[Slot], adapters: Adapters, save: bool) -> bool:
+    def _launch_all(self, task: Task, slot: Slot, children: list[Slot], save: bool) -> bool:
         """Start a task and its children together, or none of them: then all are answered with the error."""
         started: list[Slot] = []
         try:
             for part, place in zip([*task.child_tasks, task], [*children, slot], strict=True):
-                self._launch(place, part, adapters, save)
+                self._launch(place, part, self._adapters(part), save)
                 started.append(place)
         except (BackendError, ValueError) as exc:
             for place in started:
@@ -373,8 +384,10 @@ class ServerContext:
             srv_trc("launch_slot", "updating prompt cache")
             self.pool.save_prompt(slot)
         if adapters != slot.adapters:
-            slt_trc(slot, "launch_slot", "clearing cache for lora change")
-            self.pool.clear_prompt(slot)
+            n_alike = adapters.n_alike(slot.adapters)
+            if n_alike < slot.prompt.n_tokens:
+                slt_trc(slot, "launch_slot", "clearing cache for lora change from token %d on", n_alike)
+                self.pool.keep_first(slot, n_alike)
             slot.adapters = adapters
         slot.sampler = sampler
         slot.has_next_token = True
@@ -448,7 +461,8 @@ def _output_limits(params: dict[str, Any]) -> dict[str, int]:
 
 def _meta(backend: NativeBackend, params: dict[str, Any], n_ctx_slot: int) -> ServerMeta:
     model, vocab = backend.model, backend.model.vocab
-    info = model.info()
+    info, facts = model.info(), model.meta()
+    prefix = f"{facts.get('general.architecture', '')}.decision."
     aliases = tuple(params["model_alias"])
     name = aliases[0] if aliases else params["model"]["name"] or Path(params["model"]["path"]).name
 
@@ -476,4 +490,11 @@ def _meta(backend: NativeBackend, params: dict[str, Any], n_ctx_slot: int) -> Se
         chat_template_tool_use=info["chat_template_tool_use"],
         chat_template_caps=info["chat_template_caps"],
         logit_bias_eog=tuple((int(token), float(bias)) for token, bias in info["logit_bias_eog"]),
+        n_embd_out=model.n_embd_out,
+        n_ubatch=backend.n_ubatch,
+        can_split_embeddings=can_split_embeddings(backend),
+        rerank_template=facts.get("tokenizer.chat_template.rerank", ""),
+        systemone_template=facts.get("tokenizer.chat_template.systemone", ""),
+        decision={key[len(prefix) :]: value for key, value in facts.items() if key.startswith(prefix)},
+        output_modalities=("text",) if info["decision_type"] in ("none", "unknown") else ("decisions",),
     )

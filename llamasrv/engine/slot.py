@@ -5,9 +5,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from llamasrv.engine.adapters import Adapters
 from llamasrv.engine.backend import Sampler
 from llamasrv.engine.prompt import Prompt
-from llamasrv.engine.prompt_cache import Adapters
 from llamasrv.engine.result import SlotSnapshot, StopType, TokenProb
 from llamasrv.engine.stats import SlotStats
 from llamasrv.engine.task import Task
@@ -72,7 +72,7 @@ class Slot:
         "wait",
     )
 
-    def __init__(self, id_slot: int, n_ctx: int, adapters: Adapters = ()) -> None:
+    def __init__(self, id_slot: int, n_ctx: int, adapters: Adapters | None = None) -> None:
         self.id = id_slot
         self.n_ctx = n_ctx
         self.state = SlotState.IDLE
@@ -82,7 +82,7 @@ class Slot:
         self.t_last_used = -1
         self.prompt = Prompt()
         #: Adapters under which the cells were computed.
-        self.adapters = adapters
+        self.adapters = adapters or Adapters()
         self.sampler: Sampler | None = None
         #: Stays as it was when a task ends.
         self.has_next_token = True
@@ -126,12 +126,6 @@ class Slot:
     @property
     def has_budget(self) -> bool:
         return self.n_predict_max == -1 or self.n_remaining > 0
-
-    def can_batch_with(self, other: Slot) -> bool:
-        """Whether both may be in one batch: same kind of task, same adapters."""
-        assert self.task is not None
-        assert other.task is not None
-        return self.task.type is other.task.type and self.adapters == other.adapters
 
     def snapshot(self, debug: bool) -> SlotSnapshot:
         """State for GET /slots. ``debug``: with the prompt's tokens and the text."""

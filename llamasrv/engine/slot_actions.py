@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llamasrv.engine import slot_file
+from llamasrv.engine.adapters import Adapters
 from llamasrv.engine.backend import Backend
 from llamasrv.engine.log import slt_inf
 from llamasrv.engine.prompt import Prompt
@@ -43,7 +44,7 @@ class SlotActions:
             return ErrorResult(id=task.id, message=f"Unable to save slot: {exc.strerror or exc}")
 
     def identity(self, slot: Slot) -> dict[str, Any]:
-        return {**self._identity, "adapters": list(slot.adapters)}
+        return {**self._identity, "adapters": list(slot.adapters.scales)}
 
     def _save(self, task: Task, slot: Slot) -> Result:
         assert task.slot_action is not None
@@ -56,7 +57,9 @@ class SlotActions:
             n_state = self.backend.state_save_file(str(temporary), slot.id, slot_file.pack_tokens(slot.prompt.tokens))
             if n_state == 0:
                 return ErrorResult(id=task.id, message="Unable to save slot")
-            size = slot_file.finish(temporary, path, n_state, slot.prompt.checkpoints, self.identity(slot))
+            size = slot_file.finish(
+                temporary, path, n_state, slot.prompt.checkpoints, self.identity(slot), slot.adapters.start
+            )
         finally:
             temporary.unlink(missing_ok=True)
             temporary.with_name(temporary.name + ".json").unlink(missing_ok=True)
@@ -89,6 +92,7 @@ class SlotActions:
         self.pool.shared.cut(slot.id, 0)
         checkpoints, n_checkpoints = slot_file.read_checkpoints(path, n_read, self.n_checkpoints)
         slot.prompt = Prompt(found.tokens, checkpoints)
+        slot.adapters = Adapters(slot.adapters.scales, found.adapter_start)
         slt_inf(slot, "slot_restore", "restored %d tokens, %d checkpoints", len(found.tokens), len(checkpoints))
         return SlotSaveLoadResult(
             id=task.id,

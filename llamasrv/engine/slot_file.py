@@ -39,11 +39,15 @@ class SlotFileError(ValueError):
 
 @dataclass(slots=True)
 class SlotFile:
-    """What was found in a file before anything was loaded. ``state_offset``: where the token list ends, in bytes."""
+    """What was found in a file before anything was loaded.
+
+    ``state_offset``: where the token list ends, in bytes. ``adapter_start``: ``Adapters.start`` of its cells.
+    """
 
     tokens: list[int]
     n_words: int
     state_offset: int
+    adapter_start: int = 0
 
 
 def record_path(path: Path) -> Path:
@@ -94,18 +98,20 @@ def inspect(path: Path, n_vocab: int, n_ctx: int, identity: Mapping[str, Any]) -
         raise SlotFileError("Invalid tokens in slot save file")
     if len(tokens) > n_ctx:
         raise SlotFileError("Restored prompt does not fit in the slot context")
-    _check_record(path, tokens, data, state_offset, identity)
-    return SlotFile(tokens, n_words, state_offset)
+    start = _check_record(path, tokens, data, state_offset, identity)
+    return SlotFile(tokens, n_words, state_offset, start)
 
 
-def _check_record(path: Path, tokens: list[int], data: bytes, state_offset: int, identity: Mapping[str, Any]) -> None:
+def _check_record(path: Path, tokens: list[int], data: bytes, state_offset: int, identity: Mapping[str, Any]) -> int:
+    """Compare with the record, if there is one; returns its ``adapter_start``."""
     record = record_path(path)
     try:
         found = json.loads(record.read_bytes())
         n_state = int(found["n_state"])
+        start = max(0, int(found.get("adapter_start", 0)))
         kept = found["identity"]
     except FileNotFoundError:
-        return
+        return 0
     except (OSError, ValueError, KeyError, TypeError) as exc:
         raise SlotFileError(f"the record {record.name} beside it cannot be read") from exc
     for name, value in identity.items():
@@ -114,6 +120,7 @@ def _check_record(path: Path, tokens: list[int], data: bytes, state_offset: int,
     same_tokens = found.get("tokens") == _digest(array("i", tokens).tobytes())
     if not same_tokens or found.get("state") != _digest(data[state_offset : state_offset + n_state]):
         raise SlotFileError(f"the content does not match the record {record.name} beside it")
+    return start
 
 
 def _digest(data: bytes) -> str:
@@ -121,11 +128,17 @@ def _digest(data: bytes) -> str:
 
 
 def finish(
-    temporary: Path, path: Path, n_state_end: int, checkpoints: list[Checkpoint], identity: Mapping[str, Any]
+    temporary: Path,
+    path: Path,
+    n_state_end: int,
+    checkpoints: list[Checkpoint],
+    identity: Mapping[str, Any],
+    adapter_start: int = 0,
 ) -> int:
     """Add checkpoints and the record to a file that libllama wrote, and put it in place under its name.
 
-    ``n_state_end``: bytes that libllama wrote. Returns the size of the file. Raises OSError.
+    ``n_state_end``: bytes that libllama wrote. ``adapter_start``: as in :class:`SlotFile`. Returns the file's size.
+    Raises OSError.
     """
     with temporary.open("r+b") as file:
         data = file.read(n_state_end)
@@ -146,6 +159,7 @@ def finish(
     tokens = unpack_tokens(list(array("i", data[_HEADER.size : state_offset])))
     record = {
         "identity": dict(identity),
+        "adapter_start": adapter_start,
         "tokens": _digest(array("i", tokens).tobytes()),
         "state": _digest(data[state_offset:]),
         "n_state": n_state_end - state_offset,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from llamasrv.engine.adapters import Adapters
 from llamasrv.engine.backend import Backend
 from llamasrv.engine.config import EngineConfig
 from llamasrv.engine.log import slt_dbg, slt_inf, slt_trc, slt_wrn, srv_trc, srv_wrn
 from llamasrv.engine.prompt import common_prefix
-from llamasrv.engine.prompt_cache import Adapters, PromptCache
+from llamasrv.engine.prompt_cache import PromptCache
 from llamasrv.engine.shared_cells import SharedCells
 from llamasrv.engine.slot import Slot
 from llamasrv.engine.task import Task, TaskType
@@ -62,9 +63,10 @@ class SlotPool:
         if threshold != 0.0 and task.tokens:
             best = 0.0
             for slot in candidates:
-                if not slot.prompt.tokens or slot.adapters != adapters:
+                n_alike = slot.adapters.n_alike(adapters)
+                if not slot.prompt.tokens or n_alike == 0:
                     continue
-                similarity = common_prefix(slot.prompt.tokens, task.tokens) / task.n_tokens
+                similarity = min(common_prefix(slot.prompt.tokens, task.tokens), n_alike) / task.n_tokens
                 if similarity > best and similarity > threshold:
                     best, chosen = similarity, slot
             if chosen is not None:
@@ -120,6 +122,17 @@ class SlotPool:
             return False
         self.shared.cut(slot.id, n_tokens)
         return True
+
+    def keep_first(self, slot: Slot, n_tokens: int) -> None:
+        """Drop what the slot holds from token ``n_tokens`` on; everything, if this memory cannot drop a part."""
+        prompt = slot.prompt
+        if n_tokens >= prompt.n_tokens:
+            return
+        if n_tokens > 0 and self.cut_cells(slot, n_tokens):
+            prompt.keep_first(n_tokens)
+            prompt.checkpoints = [cur for cur in prompt.checkpoints if cur.n_tokens <= n_tokens]
+        else:
+            self.clear_prompt(slot)
 
     def copy_cells(self, src: Slot, dst: Slot, n_tokens: int) -> bool:
         """Replace all cells of ``dst`` by the first ``n_tokens`` of ``src``, which must hold that many.

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from llamasrv.engine.backend import Backend, BackendError, DecodeStatus
-from llamasrv.engine.batch_builder import BatchBuilder, init_sampler
+from llamasrv.engine.batch_builder import BatchBuilder, BatchMode, init_sampler
 from llamasrv.engine.config import EngineConfig
 from llamasrv.engine.emit import Emitter
 from llamasrv.engine.generation import accept_token
@@ -60,7 +60,7 @@ class Step:
         self._running: frozenset[int] = frozenset()
         self._left: set[int] = set()
         self._embeddings: bool | None = None
-        self._lora: tuple[float, ...] | None = None
+        self._scales: tuple[float, ...] | None = None
         # prompt tokens decoded without waiting for the result; their time is known after the next wait
         self._n_prompt_queued = 0
         self._t_prompt_start = 0
@@ -73,9 +73,9 @@ class Step:
             srv_err("update_slots", "pre_decode() failed: %s", exc)
             self.abort_all(f"pre_decode() failed: {exc}")
             return
-        if self.builder.lead is None:
+        if self.builder.mode is None:
             return
-        self._select_batch_mode(self.builder.lead)
+        self._select_mode(self.builder.mode)
         n_batch = self.backend.n_batch
         offset = 0
         while offset < self.batch.n_tokens:
@@ -122,14 +122,13 @@ class Step:
             self.backend.synchronize()
             self._flush_prompt_metrics()
 
-    def _select_batch_mode(self, lead: Slot) -> None:
-        assert lead.task is not None
-        if self._lora != lead.adapters:
-            self._lora = lead.adapters
-            self.backend.set_lora([(i, scale) for i, scale in enumerate(lead.adapters) if scale != 0.0])
-        if self._embeddings != lead.task.need_embd:
-            self._embeddings = lead.task.need_embd
-            self.backend.set_embeddings(self._embeddings)
+    def _select_mode(self, mode: BatchMode) -> None:
+        if self._scales != mode.scales:
+            self._scales = mode.scales
+            self.backend.set_lora([(i, scale) for i, scale in enumerate(mode.scales) if scale != 0.0])
+        if self._embeddings != mode.embeddings:
+            self._embeddings = mode.embeddings
+            self.backend.set_embeddings(mode.embeddings)
 
     # -- decoding
 
