@@ -80,6 +80,11 @@ def read_response_fields(state: RequestState, value: Any) -> None:
 
 
 def read_lora(state: RequestState, value: Any) -> None:
+    state.params.lora = lora_scales(value)
+
+
+def lora_scales(value: Any) -> dict[int, float]:
+    """Scales by adapter index from ``[{"id", "scale"}, ...]``. Raises FieldError."""
     wrong = "Error: 'lora' must be an array of objects with 'id' and 'scale' fields"
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise FieldError(wrong)
@@ -89,7 +94,7 @@ def read_lora(state: RequestState, value: Any) -> None:
         if index is None:
             raise FieldError(wrong)
         lora[bounded_int(as_int(index), Limits(-1, INT32_MAX))] = 0.0 if scale is None else float32(as_float(scale))
-    state.params.lora = lora
+    return lora
 
 
 def read_json_schema(state: RequestState, value: Any) -> None:

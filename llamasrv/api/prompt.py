@@ -51,8 +51,8 @@ def tokenize_prompts(
     if isinstance(prompt, list) and not any(is_token(item) for item in prompt):
         if not prompt:
             raise invalid_request('"prompt" must not be empty')
-        return [_tokenize_prompt(vocab, item, add_special, parse_special) for item in prompt]
-    return [_tokenize_prompt(vocab, prompt, add_special, parse_special)]
+        return [tokenize_prompt(vocab, item, add_special, parse_special) for item in prompt]
+    return [tokenize_prompt(vocab, prompt, add_special, parse_special)]
 
 
 def check_tokens(vocab: Vocab, tokens: Sequence[int], message: str = "Prompt contains invalid tokens") -> None:
@@ -61,7 +61,8 @@ def check_tokens(vocab: Vocab, tokens: Sequence[int], message: str = "Prompt con
         raise invalid_request(message)
 
 
-def _tokenize_prompt(vocab: Vocab, prompt: Any, add_special: bool, parse_special: bool) -> list[int]:
+def tokenize_prompt(vocab: Vocab, prompt: Any, add_special: bool = True, parse_special: bool = True) -> list[int]:
+    """Tokens of one prompt: a string, token ids, both in a list, or an object around one of them."""
     if isinstance(prompt, dict) and "prompt_string" in prompt:
         if "multimodal_data" in prompt:
             raise invalid_request("Multimodal data provided, but model does not support multimodal requests.")

@@ -9,7 +9,20 @@ from llamasrv.engine.meta import ServerMeta
 
 
 class Vocab(Protocol):
-    """The tokenizer of the model; any thread may use it."""
+    """The tokenizer of the model; any thread may use it. Special tokens are -1 where the model has none."""
+
+    bos: int
+    eos: int
+    sep: int
+    mask: int
+    fim_pre: int
+    fim_suf: int
+    fim_mid: int
+    fim_rep: int
+    fim_sep: int
+    add_bos: bool
+    add_eos: bool
+    add_sep: bool
 
     @property
     def n_tokens(self) -> int: ...

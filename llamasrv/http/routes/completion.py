@@ -1,8 +1,9 @@
-"""POST /completion, llama-server's own dialect."""
+"""POST /completion and /infill, llama-server's own dialect."""
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Mapping
+from typing import Any, cast
 
 from flask import Response, request
 
@@ -11,12 +12,15 @@ from llamasrv.api.completion import build_completion_tasks
 from llamasrv.api.context import ApiContext
 from llamasrv.api.errors import ApiError
 from llamasrv.api.format_native import completion_response, final_frame, partial_frame
+from llamasrv.api.infill import infill_prompt
 from llamasrv.api.jsonio import parse_object
-from llamasrv.engine.result import ErrorResult, FinalResult, PartialResult, Result
-from llamasrv.http.errors import error_response, json_response, stopping
+from llamasrv.engine.result import FinalResult, PartialResult, Result
+from llamasrv.engine.task import TaskType
+from llamasrv.http.errors import json_response
 from llamasrv.http.route import Route
 from llamasrv.http.sse import Client, stream_response
 from llamasrv.http.state import ServerState
+from llamasrv.http.waiting import results_of
 
 
 class NativeStream:
@@ -38,21 +42,25 @@ class NativeStream:
 
 
 def routes(state: ServerState, context: ApiContext) -> list[Route]:
-    def completion() -> Response:
-        data = parse_object(request.get_data())
+    def complete(data: Mapping[str, Any], type_: TaskType) -> Response:
         client = Client(request.environ)
         reader = state.context.reader()
-        tasks = build_completion_tasks(context, data, reader)
+        tasks = build_completion_tasks(context, data, reader, type_)
         params = tasks[0].params
-        reader.post_tasks(tasks)
         if params.stream:
+            reader.post_tasks(tasks)
             return stream_response(reader, NativeStream(context), client, params.sse_ping_interval)
-        with reader:
-            results = reader.wait_for_all(client.is_gone)
-        if results is None:
-            return error_response(stopping())
-        if isinstance(results, ErrorResult):
-            return error_response(ApiError.from_result(results))
+        results = results_of(reader, tasks, client.is_gone)
         return json_response(completion_response(context, cast("list[FinalResult]", results)))
 
-    return [Route("POST", path, completion, needs_model=True) for path in ("/completion", "/completions")]
+    def completion() -> Response:
+        return complete(parse_object(request.get_data()), TaskType.COMPLETION)
+
+    def infill() -> Response:
+        data = parse_object(request.get_data())
+        return complete({**data, "prompt": infill_prompt(context, data)}, TaskType.INFILL)
+
+    return [
+        *(Route("POST", path, completion, needs_model=True) for path in ("/completion", "/completions")),
+        Route("POST", "/infill", infill, needs_model=True),
+    ]
