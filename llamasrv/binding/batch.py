@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from llamasrv.binding.native import INT32_MAX, INT32_MIN, ffi, int_arg
+from llamasrv.binding.native import INT32_MAX, INT32_MIN, ffi, int_arg, lib
+
+ORDER_NONE = int(lib.LSRV_ORDER_NONE)
+ORDER_QUESTION_NOUL = int(lib.LSRV_ORDER_QUESTION_NOUL)
+ORDER_QUESTION_CHOICE = int(lib.LSRV_ORDER_QUESTION_CHOICE)
+ORDER_QUESTION_SCORE = int(lib.LSRV_ORDER_QUESTION_SCORE)
+ORDER_OPTION = int(lib.LSRV_ORDER_OPTION)
 
 _FEW = 16  # below, one by one is faster than whole columns
 
@@ -21,6 +28,7 @@ class Batch:
     __slots__ = (
         "n_alloc",
         "n_tokens",
+        "native_order",
         "native_output",
         "native_pos",
         "native_seq_id",
@@ -43,9 +51,12 @@ class Batch:
         self.native_pos = ffi.from_buffer("int32_t[]", self.pos, require_writable=True)
         self.native_seq_id = ffi.from_buffer("int32_t[]", self.seq_id, require_writable=True)
         self.native_output = ffi.from_buffer("int8_t[]", self.output, require_writable=True)
+        #: Decision order of each entry; None while no entry has one.
+        self.native_order: Any = None
 
     def clear(self) -> None:
         self.n_tokens = 0
+        self.native_order = None
 
     def add(self, token: int, pos: int, seq_id: int, output: bool) -> int:
         """Append one entry and return its index. Raises ValueError when full or when a value is not an int32."""
@@ -99,6 +110,15 @@ class Batch:
         if not 0 <= i < self.n_tokens:
             raise ValueError(f"no entry {i} in a batch of {self.n_tokens}")
         self.native_output[i] = 1 if output else 0
+
+    def set_decision_order(self, i: int, order: int) -> None:
+        """What entry i is to a joint decision head (ORDER_*). Raises ValueError for an unknown entry or order."""
+        if not 0 <= i < self.n_tokens:
+            raise ValueError(f"no entry {i} in a batch of {self.n_tokens}")
+        int_arg("order", order, ORDER_NONE, ORDER_OPTION)
+        if self.native_order is None:
+            self.native_order = ffi.new("int32_t[]", self.n_alloc)
+        self.native_order[i] = order
 
 
 def _int32_column(tokens: Sequence[int] | npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from llamasrv.binding.batch import Batch
-from llamasrv.binding.errors import NativeError
 from llamasrv.binding.memory import Memory
-from llamasrv.binding.native import NULL, UINT64_MAX, Handle, c_path, ffi, int_arg, lib
+from llamasrv.binding.native import NULL, UINT64_MAX, Handle, c_path, check, ffi, int_arg, lib, new_text_pointer
+from llamasrv.binding.seq_state import SeqStates
 
 POOLING_UNSPECIFIED = int(lib.LLAMA_POOLING_TYPE_UNSPECIFIED)
 POOLING_NONE = int(lib.LLAMA_POOLING_TYPE_NONE)
@@ -22,29 +21,20 @@ POOLING_CLS = int(lib.LLAMA_POOLING_TYPE_CLS)
 POOLING_LAST = int(lib.LLAMA_POOLING_TYPE_LAST)
 POOLING_RANK = int(lib.LLAMA_POOLING_TYPE_RANK)
 
-STATE_PARTIAL_ONLY = int(lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
-STATE_ON_DEVICE = int(lib.LLAMA_STATE_SEQ_FLAGS_ON_DEVICE)
-
 SEQ_RM_NO = 0
 SEQ_RM_PART = 1
 SEQ_RM_FULL = 2
 SEQ_RM_RS = 3
 
-_new_uncleared = ffi.new_allocator(should_clear_after_alloc=False)
-_STATE_HEADER = struct.Struct("=Ii")  # magic, sequence
 
-
-class Context:
+class Context(SeqStates):
     """Made by :class:`Model`. One thread at a time, except :meth:`abort`, :meth:`stop` and the plain attributes.
 
     ``n_ctx``: cells in all; ``n_ctx_seq``: for one sequence; ``n_batch``, ``n_ubatch``: entries of a logical and of a
-    physical batch; ``n_seq_max``: sequences.
+    physical batch; ``n_seq_max``: sequences; ``n_rs_seq``: tokens by which SEQ_RM_RS can roll back.
     """
 
     __slots__ = (
-        "_engine",
-        "_on_device",
-        "_pointer",
         "_row",
         "_row_seq",
         "_vocab_size",
@@ -53,7 +43,7 @@ class Context:
         "n_batch",
         "n_ctx",
         "n_ctx_seq",
-        "n_seq_max",
+        "n_rs_seq",
         "n_ubatch",
         "pooling_type",
     )
@@ -61,16 +51,14 @@ class Context:
     def __init__(
         self, engine: Handle, pointer: Any, *, kv_unified: bool, n_embd_out: int, n_cls_out: int, n_vocab: int
     ) -> None:
-        self._engine = engine
-        self._pointer = pointer
+        super().__init__(engine, pointer)
         self._vocab_size = n_vocab
-        self._on_device: dict[int, bytes] = {}
 
         self.n_ctx = int(lib.llama_n_ctx(pointer))
         self.n_ctx_seq = int(lib.llama_n_ctx_seq(pointer))
         self.n_batch = int(lib.llama_n_batch(pointer))
         self.n_ubatch = int(lib.llama_n_ubatch(pointer))
-        self.n_seq_max = int(lib.llama_n_seq_max(pointer))
+        self.n_rs_seq = int(lib.llama_n_rs_seq(pointer))
         self.pooling_type = int(lib.llama_pooling_type(pointer))
         memory = lib.llama_get_memory(pointer)
         self.has_memory = memory != NULL
@@ -80,7 +68,7 @@ class Context:
 
     @property
     def causal_attn(self) -> bool:
-        with self._engine:
+        with self._handle:
             return bool(lib.llama_get_causal_attn(self._pointer))
 
     # decoding
@@ -95,23 +83,20 @@ class Context:
         if offset < 0 or n < 1 or offset + n > batch.n_tokens:
             raise ValueError(f"entries [{offset}, {offset + n}) are not within a batch of {batch.n_tokens}")
         int_arg("serial", serial, 0, UINT64_MAX - 1)
-        with self._engine as engine:
-            return int(
-                lib.lsrv_decode(
-                    engine,
-                    n,
-                    batch.native_token + offset,
-                    batch.native_pos + offset,
-                    batch.native_seq_id + offset,
-                    batch.native_output + offset,
-                    sync,
-                    serial,
-                )
-            )
+        columns = (
+            batch.native_token + offset,
+            batch.native_pos + offset,
+            batch.native_seq_id + offset,
+            batch.native_output + offset,
+        )
+        with self._handle as engine:
+            if batch.native_order is not None:
+                return int(lib.lsrv_decode_ordered(engine, n, *columns, batch.native_order + offset, sync, serial))
+            return int(lib.lsrv_decode(engine, n, *columns, sync, serial))
 
     def synchronize(self) -> None:
         """Wait for the last :meth:`decode`."""
-        with self._engine:
+        with self._handle:
             lib.llama_synchronize(self._pointer)
 
     def abort(self, serial: int) -> None:
@@ -121,7 +106,7 @@ class Context:
         model is closed. Compute on the CPU only.
         """
         int_arg("serial", serial, 0, UINT64_MAX)
-        self._engine.if_open(lambda engine: lib.lsrv_abort(engine, serial))
+        self._handle.if_open(lambda engine: lib.lsrv_abort(engine, serial))
 
     def stop(self) -> None:
         """Stop the running and every later :meth:`decode`, until ``abort(0)``."""
@@ -129,57 +114,54 @@ class Context:
 
     def set_embeddings(self, value: bool) -> None:
         """Whether the context gives embeddings; while it does, every entry of a batch is an output."""
-        with self._engine as engine:
+        with self._handle as engine:
             lib.lsrv_engine_set_embeddings(engine, value)
 
     # results of the last decode
 
     def logits_ith(self, i: int) -> npt.NDArray[np.float32] | None:
         """Copy of float32[n_vocab] for entry i of the last decode; None if it had no output."""
-        with self._engine:
+        with self._handle:
             return _floats(lib.llama_get_logits_ith(self._pointer, int_arg("i", i, 0)), self._vocab_size)
+
+    def logits_at(self, i: int, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        """The raw logits of these tokens for entry i, float32[len(tokens)]. Raises NativeError if it had no output."""
+        values: npt.NDArray[np.float32] = np.empty(len(tokens), np.float32)
+        err = new_text_pointer()
+        try:
+            ids = ffi.new("int32_t[]", list(tokens))
+        except OverflowError as error:
+            raise ValueError(str(error)) from None
+        out = ffi.from_buffer("float[]", values, require_writable=True)
+        with self._handle as engine:
+            status = lib.lsrv_logits_at(engine, int_arg("i", i), ids, len(tokens), out, err)
+        check(status, err, "reading logits")
+        return values
+
+    def embeddings_at(self, indices: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Rows of :meth:`embeddings_ith`, float32[len(indices), n_embd_out]. Raises NativeError if one is missing."""
+        rows: npt.NDArray[np.float32] = np.empty((len(indices), self._row), np.float32)
+        err = new_text_pointer()
+        try:
+            idx = ffi.new("int32_t[]", list(indices))
+        except OverflowError as error:
+            raise ValueError(str(error)) from None
+        out = ffi.from_buffer("float[]", rows, require_writable=True)
+        with self._handle as engine:
+            check(lib.lsrv_embeddings_at(engine, idx, len(indices), out, err), err, "reading embeddings")
+        return rows
 
     def embeddings_ith(self, i: int) -> npt.NDArray[np.float32] | None:
         """Copy of float32[n_embd_out] for entry i of the last decode; None if it had no output."""
-        with self._engine:
+        with self._handle:
             return _floats(lib.llama_get_embeddings_ith(self._pointer, int_arg("i", i, 0)), self._row)
 
     def embeddings_seq(self, seq: int) -> npt.NDArray[np.float32] | None:
         """Copy of a sequence's pooled float32[n_embd_out] (rank pooling: float32[n_cls_out]); None if there is none."""
-        with self._engine:
+        with self._handle:
             return _floats(lib.llama_get_embeddings_seq(self._pointer, int_arg("seq", seq, 0)), self._row_seq)
 
-    # state of a sequence
-
-    def state_seq_size(self, seq: int, flags: int = 0) -> int:
-        """Bytes that :meth:`state_seq_get` would give now."""
-        self._check_seq(seq)
-        with self._engine:
-            return int(lib.llama_state_seq_get_size_ext(self._pointer, seq, flags))
-
-    def state_seq_get(self, seq: int, flags: int = 0) -> bytes:
-        """The state of a sequence. Raises NativeError."""
-        self._check_seq(seq)
-        with self._engine:
-            size = int(lib.llama_state_seq_get_size_ext(self._pointer, seq, flags))
-            buffer = _new_uncleared("uint8_t[]", size)
-            n = int(lib.llama_state_seq_get_data_ext(self._pointer, buffer, size, seq, flags))
-        if n == 0:
-            raise NativeError(f"failed to read the state of sequence {seq}")
-        data = bytes(ffi.buffer(buffer, n))
-        if flags & STATE_ON_DEVICE:
-            self._on_device[seq] = data[: _STATE_HEADER.size]
-        return data
-
-    def state_seq_set(self, seq: int, data: bytes, flags: int = 0) -> int:
-        """Replace a sequence's state by one of :meth:`state_seq_get`; returns the bytes read, 0 if it does not fit."""
-        self._check_seq(seq)
-        if flags & STATE_ON_DEVICE and data[: _STATE_HEADER.size] not in self._on_device.values():
-            # the native side aborts the process on anything else
-            raise ValueError("the data is no on-device state of this context")
-        with self._engine:
-            source = ffi.from_buffer("uint8_t[]", data)
-            return int(lib.llama_state_seq_set_data_ext(self._pointer, source, len(data), seq, flags))
+    # files of a sequence's state
 
     def state_seq_save_file(self, path: str | os.PathLike[str], seq: int, tokens: Sequence[int]) -> int:
         """Write the state of a sequence with its tokens; returns the bytes written, 0 on failure (the log says why)."""
@@ -189,7 +171,7 @@ class Context:
             array = ffi.new("llama_token[]", list(tokens))
         except OverflowError as error:
             raise ValueError(str(error)) from None
-        with self._engine:
+        with self._handle:
             return int(lib.llama_state_seq_save_file(self._pointer, name, seq, array, len(tokens)))
 
     def state_seq_load_file(self, path: str | os.PathLike[str], seq: int, capacity: int) -> tuple[int, list[int]]:
@@ -202,23 +184,20 @@ class Context:
         self._check_seq(seq)
         tokens = ffi.new("llama_token[]", int_arg("capacity", capacity, 1))
         n_tokens = ffi.new("size_t *")
-        with self._engine:
+        with self._handle:
             n = int(lib.llama_state_seq_load_file(self._pointer, name, seq, tokens, capacity, n_tokens))
         return (n, list(ffi.unpack(tokens, n_tokens[0])) if n_tokens[0] else []) if n > 0 else (0, [])
 
     def seq_rm_type(self) -> int:
         """Which removals the memory supports (SEQ_RM_*). Tries it out: the memory is empty afterwards."""
-        with self._engine:
+        with self._handle:
             return int(lib.lsrv_context_seq_rm_type(self._pointer))
-
-    def _check_seq(self, seq: int) -> None:
-        int_arg("seq", seq, 0, self.n_seq_max - 1)
 
     # measurements
 
     def perf(self) -> dict[str, float | int]:
         """Times in milliseconds since loading (``t_load_ms``, ``t_p_eval_ms``, ``t_eval_ms``) and counts."""
-        with self._engine:
+        with self._handle:
             data = lib.llama_perf_context(self._pointer)
         return {
             "t_start_ms": float(data.t_start_ms),
@@ -233,7 +212,7 @@ class Context:
     @property
     def n_reused(self) -> int:
         """How often a compute graph was reused."""
-        with self._engine:
+        with self._handle:
             return int(lib.llama_perf_context(self._pointer).n_reused)
 
 

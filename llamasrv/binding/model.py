@@ -12,6 +12,7 @@ from llamasrv.binding.errors import NativeError
 from llamasrv.binding.native import (
     NULL,
     Handle,
+    c_text,
     check,
     error_text,
     ffi,
@@ -48,6 +49,28 @@ def _on_progress(progress: float, user_data: Any) -> bool:
 
 
 ffi.def_extern(name="lsrv_py_progress", error=False)(_on_progress)
+
+
+def load_with_progress(
+    report: Callable[[float], bool] | None, load: Callable[[Any, Any, Any], int], failed: str
+) -> str | None:
+    """Run ``load(callback, user_data, err)``, a native call that loads a model and tells its progress.
+
+    Raises what ``report`` raised, or NativeError. Returns the text that a successful call left in ``err``, if any.
+    """
+    err = new_text_pointer()
+    state = _Progress(report) if report is not None else None
+    user_data = ffi.new_handle(state) if state is not None else NULL
+    callback = lib.lsrv_py_progress if state is not None else NULL
+    status = load(callback, user_data, err)
+    if status == 0:
+        return take_text(err) if err[0] != NULL else None
+    text = error_text(err, failed)
+    if state is not None and state.error is not None:
+        raise state.error
+    if state is not None and state.stopped:
+        raise NativeError("loading was stopped")
+    raise NativeError(text)
 
 
 class SampleArrays:
@@ -88,6 +111,7 @@ class Model:
         "_engine",
         "_params",
         "_pointer",
+        "attached",
         "context",
         "desc",
         "has_encoder",
@@ -109,6 +133,8 @@ class Model:
         self._engine = engine
         self._params = params
         self.sample_arrays = SampleArrays()
+        #: Per sequence what runs on the backend, kept alive; see :func:`llamasrv.binding.set_sampler`.
+        self.attached: dict[int, object] = {}
         with engine as pointer:
             self._pointer = model = lib.lsrv_engine_model(pointer)
             self.n_lora = int(lib.lsrv_engine_n_lora(pointer))
@@ -142,19 +168,13 @@ class Model:
         it raises goes on to the caller. Loading fills in parameters (adapters' names, the model's own sampling
         defaults, ...). Raises NativeError.
         """
-        out, err = ffi.new("lsrv_engine **"), new_text_pointer()
-        state = _Progress(progress) if progress is not None else None
-        user_data = ffi.new_handle(state) if state is not None else NULL
-        callback = lib.lsrv_py_progress if state is not None else NULL
+        out = ffi.new("lsrv_engine **")
         with params._handle as pointer:
-            status = lib.lsrv_engine_load(pointer, callback, user_data, out, err)
-        if status != 0:
-            text = error_text(err, "failed to load the model")
-            if state is not None and state.error is not None:
-                raise state.error
-            if state is not None and state.stopped:
-                raise NativeError("loading was stopped")
-            raise NativeError(text)
+            load_with_progress(
+                progress,
+                lambda callback, user_data, err: int(lib.lsrv_engine_load(pointer, callback, user_data, out, err)),
+                "failed to load the model",
+            )
         engine = Handle("model", out[0], lib.lsrv_engine_free)
         try:
             return cls(engine, params)
@@ -170,6 +190,13 @@ class Model:
             check(lib.lsrv_model_info_json(engine, params, out, err), err, "describing the model")
         info: dict[str, Any] = json.loads(take_text(out))
         return info
+
+    def chat_template(self, name: str | None = None) -> str | None:
+        """A template of the GGUF file as it stands there: the default one, or "rerank", "systemone", "tool_use", ..."""
+        c_name = NULL if name is None else c_text("name", name)
+        with self._engine:
+            text = lib.llama_model_chat_template(self._pointer, c_name)
+            return None if text == NULL else text_of(text)
 
     def meta(self) -> dict[str, str]:
         """The scalar metadata of the GGUF file, as text."""

@@ -28,7 +28,7 @@ from llamasrv.binding.params import Params
 class Sampler:
     """A sampler of one model; closed with it. One thread at a time, made on any thread."""
 
-    __slots__ = ("_handle", "_pointer", "seed")
+    __slots__ = ("_handle", "_pointer", "backend_sampling", "seed")
 
     def __init__(self, model: Model, params: Params, settings: Mapping[str, Any]) -> None:
         """The sampling part of ``params`` overlaid by ``settings``: field names as in ``params.to_dict()["sampling"]``,
@@ -40,9 +40,14 @@ class Sampler:
         out, err = ffi.new("lsrv_sampler **"), new_text_pointer()
         with model._engine as engine, params._handle as defaults:
             check(lib.lsrv_sampler_new(engine, defaults, text, out, err), err, "making the sampler")
-            self._pointer = out[0]
-            self._handle = Handle("sampler", out[0], lib.lsrv_sampler_free, parent=model._engine)
-        self.seed = int(lib.lsrv_sampler_seed(self._pointer))
+            self._own(out[0], model._engine)
+
+    def _own(self, pointer: Any, engine: Handle) -> None:
+        self._pointer = pointer
+        self._handle = Handle("sampler", pointer, lib.lsrv_sampler_free, parent=engine)
+        self.seed = int(lib.lsrv_sampler_seed(pointer))
+        #: Whether the settings ask for backend sampling and allow it; see :func:`set_sampler`.
+        self.backend_sampling = bool(lib.lsrv_sampler_backend_sampling(pointer))
 
     def accept(self, tokens: Sequence[int], is_generated: bool) -> None:
         """Take tokens into the history; ``is_generated``: also into grammar and reasoning budget.
@@ -62,6 +67,27 @@ class Sampler:
         """Forget the history."""
         with self._handle as pointer:
             lib.lsrv_sampler_reset(pointer)
+
+    def clone(self) -> Sampler:
+        """A second sampler in the same state. Raises NativeError."""
+        out, err = ffi.new("lsrv_sampler **"), new_text_pointer()
+        copy = object.__new__(Sampler)
+        with self._handle as pointer:
+            check(lib.lsrv_sampler_clone(pointer, out, err), err, "cloning the sampler")
+            assert self._handle.parent is not None
+            copy._own(out[0], self._handle.parent)
+        return copy
+
+    def copy_from(self, other: Sampler) -> None:
+        """Take over the state of ``other``. Raises NativeError unless one is a clone of the other."""
+        err = new_text_pointer()
+        with self._handle as pointer, other._handle as source:
+            check(lib.lsrv_sampler_copy(source, pointer, err), err, "copying the sampler")
+
+    def force_reasoning_end(self) -> bool:
+        """Make the next tokens end the reasoning that is under way; False when there is none to end."""
+        with self._handle as pointer:
+            return bool(lib.lsrv_sampler_force_reasoning_end(pointer))
 
     def describe(self) -> str:
         """The chain in words, for the log."""
@@ -114,6 +140,30 @@ def sample_many(model: Model, samplers: Sequence[Sampler], indices: Sequence[int
             tokens[i] if status[i] == 0 else NativeError(text_of(lib.lsrv_sampler_error(c_samplers[i])))
             for i in range(n)
         ]
+
+
+def set_sampler(model: Model, seq: int, sampler: Sampler | None) -> None:
+    """Run this sampler's chain in the compute graph for the outputs of a sequence (backend sampling), or none.
+
+    Only a sampler with ``backend_sampling`` can, and once in its life: else NativeError. When the device cannot run the
+    chain, the sampler works on the CPU and nothing else changes. Closing a sampler takes its chain out. Call it from
+    the thread that decodes.
+    """
+    int_arg("seq", seq, 0, model.context.n_seq_max - 1)
+    if sampler is not None and sampler._handle.parent is not model._engine:
+        raise ValueError("the sampler belongs to another model")
+    err = new_text_pointer()
+    with model._engine as engine:
+        if sampler is None:
+            status = lib.lsrv_engine_set_sampler(engine, seq, ffi.NULL, err)
+        else:
+            with sampler._handle as pointer:
+                status = lib.lsrv_engine_set_sampler(engine, seq, pointer, err)
+    check(status, err, "setting the backend's sampler")
+    if sampler is None:
+        model.attached.pop(seq, None)
+    else:
+        model.attached[seq] = sampler
 
 
 def token_probs(

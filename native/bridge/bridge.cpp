@@ -1,4 +1,4 @@
-#include "support.h"
+#include "objects.h"
 
 #include "arg.h"
 #include "build-info.h"
@@ -10,6 +10,8 @@
 #include "log.h"
 #include "sampling.h"
 #include "speculative.h"
+
+#include "../src/llama-ext.h"
 
 #include <algorithm>
 #include <atomic>
@@ -32,23 +34,11 @@ using namespace lsrv;
 namespace {
 
 constexpr int32_t  DEFAULT_PORT    = 8080;
-constexpr uint64_t ABORT_ALL       = UINT64_MAX;
 constexpr int      MAX_NESTING     = 1000;    // of brackets in schemas and grammars: the parsers recurse, 8 MiB last for 8,000
 constexpr int      MAX_RULES       = 10000;   // of a grammar: the search for left recursion goes this deep
 constexpr int32_t  MAX_HISTORY     = 1 << 20; // tokens a sampler may look back: it allocates room for them at once
 
 // log
-
-// For functions that have no way to report: an exception becomes a line of the log.
-template <typename F>
-void logged(const char * what, F && body) noexcept {
-    char * text = nullptr;
-    if (guarded(&text, body) != LSRV_OK) {
-        const char * reason = text != nullptr ? text : "out of memory";
-        common_log_add(common_log_main(), GGML_LOG_LEVEL_ERROR, "%s: %s\n", what, reason);
-        free(text);
-    }
-}
 
 // Writers share, a flush excludes them: while common_log is paused it drops what it is given.
 std::shared_mutex log_mutex;
@@ -62,18 +52,6 @@ void log_callback(enum ggml_log_level level, const char * text, void * user_data
     }
     common_log_default_callback(level, text, user_data);
 }
-
-struct error_capture {
-    std::string text;
-
-    error_capture()  { captured_errors = &text; }
-    ~error_capture() { captured_errors = nullptr; }
-
-    std::string after(const std::string & head) const {
-        const std::string body = string_strip(text);
-        return body.empty() ? head : head + ": " + body;
-    }
-};
 
 // JSON helpers
 
@@ -781,6 +759,8 @@ void read_setting(common_params_sampling & sampling, const std::string & key, co
     }
 }
 
+std::atomic<uint64_t> n_families{ 0 };
+
 const char * usage_text = nullptr;
 
 void print_usage_text(int /*argc*/, char ** /*argv*/) {
@@ -792,50 +772,199 @@ void print_usage_text(int /*argc*/, char ** /*argv*/) {
 
 } // namespace
 
-struct lsrv_params {
-    common_params p;
+// what the other sources use as well
 
-    // common_init_from_params() adds to the sampling part; a second load has to start from what was there before
-    std::optional<common_params_sampling> sampling_before_load;
-};
+namespace lsrv {
 
-struct lsrv_engine {
-    common_init_result_ptr init;
-    llama_batch_ext_ptr    batch;
+error_capture::error_capture() {
+    captured_errors = &text;
+}
 
-    std::vector<common_adapter_lora_info> lora;
+error_capture::~error_capture() {
+    captured_errors = nullptr;
+}
 
-    llama_model   * model = nullptr;
-    llama_context * ctx   = nullptr;
+std::string error_capture::after(const std::string & head) const {
+    const std::string body = string_strip(text);
+    return body.empty() ? head : head + ": " + body;
+}
 
-    int32_t n_vocab       = 0;
-    int32_t n_outputs_max = 0;     // limit of the context; more outputs would abort the process
-    bool    embeddings    = false; // every entry of a batch is an output
+int32_t decode(lsrv_engine * engine, int32_t n, const int32_t * token, const int32_t * pos, const int32_t * seq_id,
+               const int8_t * output, const int32_t * order, bool sync, uint64_t serial) {
+    llama_context * ctx = engine->ctx;
 
-    std::atomic<uint64_t> running{ 0 };   // serial of the lsrv_decode() under way
-    std::atomic<uint64_t> to_abort{ 0 };
-
-    static bool must_abort(void * data) {
-        const auto *   self   = (const lsrv_engine *) data;
-        const uint64_t serial = self->to_abort.load(std::memory_order_relaxed);
-        return serial != 0 && (serial == ABORT_ALL || serial == self->running.load(std::memory_order_relaxed));
+    // llama_process() aborts the process on each of these
+    const bool one_ubatch = llama_get_memory(ctx) == nullptr || !llama_get_causal_attn(ctx);
+    if (n < 1 || n > (int32_t) llama_n_batch(ctx) || (one_ubatch && n > (int32_t) llama_n_ubatch(ctx))) {
+        lsrv_log(LOG_LEVEL_ERROR, "decode: the batch is empty or larger than the context allows\n");
+        return -1;
     }
-};
 
-struct lsrv_sampler {
-    common_sampler_ptr smpl;
+    llama_batch_ext * batch = engine->batch.get();
+    llama_batch_ext_clear(batch);
+    int32_t n_outputs = 0;
+    for (int32_t i = 0; i < n; ++i) {
+        if (pos[i] < 0 || llama_batch_ext_add_token(batch, seq_id[i], token[i]) != i) {
+            lsrv_log(LOG_LEVEL_ERROR, "decode: invalid token, position or sequence in the batch\n");
+            return -1;
+        }
+        llama_batch_ext_set_pos(batch, i, &pos[i]);
+        if (output[i] != 0) {
+            llama_batch_ext_set_output_logits(batch, i, true);
+            ++n_outputs;
+        }
+        if (order != nullptr && order[i] != LLAMA_DECISION_ORDER_NONE) {
+            llama_batch_ext_set_decision_order(batch, i, (enum llama_decision_order) order[i]);
+        }
+    }
+    if (engine->embeddings || llama_get_memory(ctx) == nullptr) {
+        n_outputs = n;
+    }
+    if (n_outputs > engine->n_outputs_max) {
+        lsrv_log(LOG_LEVEL_ERROR, "decode: more outputs than n_outputs_max\n");
+        return -1;
+    }
 
-    // The same grammar before a chain that changes nothing: tells whether the grammar allows a token.
-    common_sampler_ptr gate;
+    try {
+        const running_call call(engine, serial);
+        const int32_t status = llama_process(ctx, LLAMA_PROCESS_TYPE_DECODE, batch);
+        if (status == 0 && sync) {
+            llama_synchronize(ctx);
+        }
+        return status;
+    } catch (const std::exception & e) {
+        common_log_add(common_log_main(), GGML_LOG_LEVEL_ERROR, "decode: %s\n", e.what());
+        return -3;
+    }
+}
 
-    const llama_vocab * vocab = nullptr;
+void accept(lsrv_sampler * smpl, llama_token token, bool is_generated) {
+    smpl->failed = true;
+    common_sampler_accept(smpl->smpl.get(), token, is_generated);
+    if (smpl->gate) {
+        common_sampler_accept(smpl->gate.get(), token, is_generated);
+    }
+    smpl->failed = false;
+}
 
-    bool constrained = false; // by a grammar
-    bool sampled     = false; // there are candidates to look at
-    bool failed      = false; // a grammar that refused a token aborts the process on the next use
+static bool is_candidate(common_sampler * smpl, llama_token token) {
+    const auto * candidates = common_sampler_get_candidates(smpl, false);
+    return std::any_of(candidates->data, candidates->data + candidates->size, [token](const llama_token_data & item) {
+        return item.id == token && item.logit > -INFINITY;
+    });
+}
 
-    std::string error; // of the last lsrv_sample_many()
-};
+bool grammar_allows(llama_context * ctx, const lsrv_sampler * smpl, int32_t idx, llama_token token) {
+    const common_sampler_ptr copy(common_sampler_clone((smpl->gate ? smpl->gate : smpl->smpl).get()));
+    common_sampler_sample(copy.get(), ctx, idx, true);
+    return is_candidate(copy.get(), token);
+}
+
+// When nothing fits the grammar the chain still chooses something; accepting it could abort the process.
+static void check_fits_grammar(llama_context * ctx, lsrv_sampler * smpl, int32_t idx, llama_token token) {
+    const auto * candidates = common_sampler_get_candidates(smpl->smpl.get(), false);
+    bool fits = candidates->data[candidates->selected].logit > -INFINITY;
+    if (fits && smpl->gate && llama_vocab_is_eog(smpl->vocab, token)) {
+        common_sampler_sample(smpl->gate.get(), ctx, idx, true);
+        fits = is_candidate(smpl->gate.get(), token);
+    }
+    if (!fits) {
+        throw std::runtime_error("no token fits the grammar");
+    }
+}
+
+void check_logits(llama_context * ctx, int32_t idx) {
+    if (idx < 0 || (llama_get_sampled_logits_ith(ctx, idx) == nullptr && llama_get_sampled_probs_ith(ctx, idx) == nullptr &&
+                    llama_get_logits_ith(ctx, idx) == nullptr)) {
+        throw std::out_of_range("no logits at batch index " + std::to_string(idx));
+    }
+}
+
+llama_token choose(llama_context * ctx, lsrv_sampler * smpl, int32_t idx) {
+    if (smpl->failed) {
+        throw std::runtime_error("the sampler has failed before");
+    }
+    check_logits(ctx, idx);
+    smpl->failed = true;
+    const llama_token token = common_sampler_sample(smpl->smpl.get(), ctx, idx);
+    smpl->sampled = true;
+    if (smpl->constrained) {
+        check_fits_grammar(ctx, smpl, idx, token);
+    }
+    smpl->failed = false;
+    return token;
+}
+
+std::unique_ptr<lsrv_sampler> clone(const lsrv_sampler * smpl) {
+    auto copy = std::make_unique<lsrv_sampler>();
+    copy->smpl.reset(common_sampler_clone(smpl->smpl.get()));
+    if (smpl->gate) {
+        copy->gate.reset(common_sampler_clone(smpl->gate.get()));
+    }
+    // `sampled` stays false: until it samples itself, a clone's candidates are those of the original, in its memory
+    copy->vocab            = smpl->vocab;
+    copy->family           = smpl->family;
+    copy->constrained      = smpl->constrained;
+    copy->backend_sampling = smpl->backend_sampling;
+    copy->failed           = smpl->failed;
+    return copy;
+}
+
+static int32_t top_candidates(const llama_token_data * data, size_t n_data, int32_t token, int32_t n_top, bool stop_at_zero,
+                              int32_t * ids, float * probs, float * token_prob) {
+    *token_prob = 0.0f;
+    for (size_t i = 0; i < n_data; ++i) {
+        if (data[i].id == token) {
+            *token_prob = data[i].p;
+            break;
+        }
+    }
+    int32_t n = 0;
+    while (n < n_top && (size_t) n < n_data && !(stop_at_zero && data[n].p == 0.0f)) {
+        ids[n]   = data[n].id;
+        probs[n] = data[n].p;
+        ++n;
+    }
+    return n;
+}
+
+int32_t token_probs(llama_context * ctx, lsrv_sampler * smpl, int32_t idx, llama_token token, int32_t n_top, bool post,
+                    int32_t * ids, float * probs, float * token_prob) {
+    if (post) {
+        if (!smpl->sampled) {
+            throw std::runtime_error("nothing was sampled yet");
+        }
+        const auto * candidates = common_sampler_get_candidates(smpl->smpl.get(), true);
+        return top_candidates(candidates->data, candidates->size, token, n_top, true, ids, probs, token_prob);
+    }
+
+    const float * logits = idx < 0 ? nullptr : llama_get_logits_ith(ctx, idx);
+    if (logits == nullptr) {
+        throw std::out_of_range("no logits at batch index " + std::to_string(idx));
+    }
+    const size_t        n_logits = llama_get_sampled_logits_count_ith(ctx, idx);
+    const llama_token * known    = llama_get_sampled_candidates_ith(ctx, idx);
+
+    std::vector<llama_token_data> data(n_logits);
+    for (size_t i = 0; i < n_logits; ++i) {
+        data[i] = { known != nullptr ? known[i] : (llama_token) i, logits[i], 0.0f };
+    }
+    const auto by_logit = [](const llama_token_data & a, const llama_token_data & b) { return a.logit > b.logit; };
+    const size_t n_sorted = std::min<size_t>((size_t) std::max(1, n_top), n_logits);
+    std::partial_sort(data.begin(), data.begin() + n_sorted, data.end(), by_logit);
+
+    float sum = 0.0f;
+    for (auto & item : data) {
+        item.p = expf(item.logit - data[0].logit);
+        sum += item.p;
+    }
+    for (auto & item : data) {
+        item.p /= sum;
+    }
+    return top_candidates(data.data(), data.size(), token, n_top, false, ids, probs, token_prob);
+}
+
+} // namespace lsrv
 
 extern "C" {
 
@@ -987,11 +1116,17 @@ int32_t lsrv_engine_load(lsrv_params * params, lsrv_progress_fn progress, void *
             refuse("'n_outputs_max' must not be less than 'n_parallel'");
         }
 
+        // common_init_from_params() would go on without them, and without adapters
+        error_capture errors;
+        const int n_embd_control = p.control_vectors.empty() ? 0 : common_control_vector_load(p.control_vectors).n_embd;
+        if (n_embd_control == -1) {
+            throw std::runtime_error(errors.after("failed to load the control vectors"));
+        }
+
         p.load_progress_callback           = progress;
         p.load_progress_callback_user_data = user_data;
 
         auto engine = std::make_unique<lsrv_engine>();
-        error_capture errors;
         engine->init  = common_init_from_params(p);
         engine->model = engine->init->model();
         engine->ctx   = engine->init->context();
@@ -1007,10 +1142,21 @@ int32_t lsrv_engine_load(lsrv_params * params, lsrv_progress_fn progress, void *
             throw std::runtime_error(errors.after("failed to create context with model '" + p.model.path + "'"));
         }
 
+        if (n_embd_control != 0 && n_embd_control != llama_model_n_embd(engine->model)) {
+            throw std::runtime_error("the control vectors are made for a hidden state of " + std::to_string(n_embd_control) +
+                                     " elements, the model has " + std::to_string(llama_model_n_embd(engine->model)));
+        }
+
         const int32_t n_batch = (int32_t) llama_n_batch(engine->ctx);
 
         engine->batch.reset(llama_batch_ext_init(engine->ctx));
         engine->lora          = p.lora_adapters;
+        engine->attached.assign(llama_n_seq_max(engine->ctx), nullptr);
+        if (p.lora_init_without_apply) {
+            for (auto & adapter : engine->lora) {
+                adapter.scale = 0.0f;
+            }
+        }
         engine->n_vocab       = llama_vocab_n_tokens(llama_model_get_vocab(engine->model));
         engine->embeddings    = p.embedding;
         engine->n_outputs_max = p.n_outputs_max <= 0 || p.embedding || llama_model_has_encoder(engine->model)
@@ -1110,56 +1256,13 @@ void lsrv_engine_set_embeddings(lsrv_engine * engine, bool embeddings) {
 
 int32_t lsrv_decode(lsrv_engine * engine, int32_t n, const int32_t * token, const int32_t * pos,
                     const int32_t * seq_id, const int8_t * output, bool sync, uint64_t serial) {
-    try {
-        llama_context * ctx = engine->ctx;
-
-        // llama_process() aborts the process on each of these
-        const bool one_ubatch = llama_get_memory(ctx) == nullptr || !llama_get_causal_attn(ctx);
-        if (n < 1 || n > (int32_t) llama_n_batch(ctx) || (one_ubatch && n > (int32_t) llama_n_ubatch(ctx))) {
-            lsrv_log(LOG_LEVEL_ERROR, "decode: the batch is empty or larger than the context allows\n");
-            return -1;
-        }
-
-        llama_batch_ext * batch = engine->batch.get();
-        llama_batch_ext_clear(batch);
-        int32_t n_outputs = 0;
-        for (int32_t i = 0; i < n; ++i) {
-            if (pos[i] < 0 || llama_batch_ext_add_token(batch, seq_id[i], token[i]) != i) {
-                lsrv_log(LOG_LEVEL_ERROR, "decode: invalid token, position or sequence in the batch\n");
-                return -1;
-            }
-            llama_batch_ext_set_pos(batch, i, &pos[i]);
-            if (output[i] != 0) {
-                llama_batch_ext_set_output_logits(batch, i, true);
-                ++n_outputs;
-            }
-        }
-        if (engine->embeddings || llama_get_memory(ctx) == nullptr) {
-            n_outputs = n;
-        }
-        if (n_outputs > engine->n_outputs_max) {
-            lsrv_log(LOG_LEVEL_ERROR, "decode: more outputs than n_outputs_max\n");
-            return -1;
-        }
-
-        engine->running.store(serial, std::memory_order_relaxed);
-        const int32_t status = llama_process(ctx, LLAMA_PROCESS_TYPE_DECODE, batch);
-        if (status == 0 && sync) {
-            llama_synchronize(ctx);
-        }
-        engine->running.store(0, std::memory_order_relaxed);
-        return status;
-    } catch (const std::exception & e) {
-        engine->running.store(0, std::memory_order_relaxed);
-        common_log_add(common_log_main(), GGML_LOG_LEVEL_ERROR, "decode: %s\n", e.what());
-        return -3;
-    }
+    return decode(engine, n, token, pos, seq_id, output, nullptr, sync, serial);
 }
 
 void lsrv_abort(lsrv_engine * engine, uint64_t serial) {
     // a stop of everything stands until it is withdrawn
     uint64_t current = engine->to_abort.load(std::memory_order_relaxed);
-    while ((current != ABORT_ALL || serial == 0) &&
+    while ((current != lsrv_engine::ABORT_ALL || serial == 0) &&
            !engine->to_abort.compare_exchange_weak(current, serial, std::memory_order_relaxed)) {
     }
 }
@@ -1239,7 +1342,11 @@ int32_t lsrv_sampler_new(lsrv_engine * engine, const lsrv_params * params, const
             }
         }
 
+        // this may switch backend sampling off
         sampler->smpl.reset(common_sampler_init(engine->model, sampling));
+        sampler->engine           = engine;
+        sampler->backend_sampling = sampling.backend_sampling;
+        sampler->family           = ++n_families;
         if (sampler->constrained && infill) {
             // the infill sampler may choose the end of generation whether the grammar allows it or not
             common_params_sampling plain = sampling;
@@ -1252,7 +1359,55 @@ int32_t lsrv_sampler_new(lsrv_engine * engine, const lsrv_params * params, const
 }
 
 void lsrv_sampler_free(lsrv_sampler * smpl) {
+    if (smpl != nullptr && smpl->attached_seq >= 0) {
+        lsrv_engine_set_sampler(smpl->engine, smpl->attached_seq, nullptr, nullptr);
+    }
     delete smpl;
+}
+
+int32_t lsrv_sampler_clone(const lsrv_sampler * smpl, lsrv_sampler ** out, char ** err) {
+    return guarded(err, [&] { *out = clone(smpl).release(); });
+}
+
+int32_t lsrv_sampler_copy(const lsrv_sampler * src, lsrv_sampler * dst, char ** err) {
+    return guarded(err, [&] {
+        if (src->family != dst->family) {
+            refuse("only a sampler and its clones can be copied to each other");
+        }
+        common_sampler_copy(src->smpl.get(), dst->smpl.get());
+        common_sampler_copy(src->gate.get(), dst->gate.get());
+        dst->sampled = src->sampled;
+        dst->failed  = src->failed;
+    });
+}
+
+bool lsrv_sampler_backend_sampling(const lsrv_sampler * smpl) {
+    return smpl->backend_sampling;
+}
+
+bool lsrv_sampler_force_reasoning_end(lsrv_sampler * smpl) {
+    return common_sampler_reasoning_budget_force(smpl->smpl.get());
+}
+
+int32_t lsrv_engine_set_sampler(lsrv_engine * engine, int32_t seq_id, lsrv_sampler * smpl, char ** err) {
+    return guarded(err, [&] {
+        auto & attached = engine->attached.at(seq_id);
+        if (smpl != nullptr && smpl == attached) {
+            return;
+        }
+        if (smpl != nullptr && (smpl->engine != engine || smpl->was_attached || !smpl->backend_sampling)) {
+            refuse("the sampler cannot run on the backend, or did before");
+        }
+        const bool ok = llama_set_sampler(engine->ctx, seq_id, smpl != nullptr ? common_sampler_get(smpl->smpl.get()) : nullptr);
+        if (attached != nullptr) {
+            attached->attached_seq = -1;
+        }
+        attached = ok ? smpl : nullptr;
+        if (smpl != nullptr) {
+            smpl->was_attached = true;
+            smpl->attached_seq = ok ? seq_id : -1;
+        }
+    });
 }
 
 void lsrv_sampler_reset(lsrv_sampler * smpl) {
@@ -1262,15 +1417,6 @@ void lsrv_sampler_reset(lsrv_sampler * smpl) {
             common_sampler_reset(smpl->gate.get());
         }
     });
-}
-
-static void accept_one(lsrv_sampler * smpl, llama_token token, bool is_generated) {
-    smpl->failed = true;
-    common_sampler_accept(smpl->smpl.get(), token, is_generated);
-    if (smpl->gate) {
-        common_sampler_accept(smpl->gate.get(), token, is_generated);
-    }
-    smpl->failed = false;
 }
 
 int32_t lsrv_sampler_accept(lsrv_sampler * smpl, const int32_t * tokens, int32_t n, bool is_generated, char ** err) {
@@ -1288,7 +1434,7 @@ int32_t lsrv_sampler_accept(lsrv_sampler * smpl, const int32_t * tokens, int32_t
             }
         }
         for (int32_t i = 0; i < n; ++i) {
-            accept_one(smpl, tokens[i], is_generated);
+            accept(smpl, tokens[i], is_generated);
         }
     });
 }
@@ -1301,48 +1447,17 @@ int32_t lsrv_sampler_describe(const lsrv_sampler * smpl, char ** out, char ** er
     return guarded(err, [&] { *out = copy_text(common_sampler_print(smpl->smpl.get())); });
 }
 
-// When nothing fits the grammar the chain still chooses something; accepting it could abort the process.
-static void check_fits_grammar(llama_context * ctx, lsrv_sampler * smpl, int32_t idx, llama_token token) {
-    const auto * candidates = common_sampler_get_candidates(smpl->smpl.get(), false);
-    bool fits = candidates->data[candidates->selected].logit > -INFINITY;
-    if (fits && smpl->gate && llama_vocab_is_eog(smpl->vocab, token)) {
-        common_sampler_sample(smpl->gate.get(), ctx, idx, true);
-        candidates = common_sampler_get_candidates(smpl->gate.get(), false);
-        fits = std::any_of(candidates->data, candidates->data + candidates->size, [token](const llama_token_data & item) {
-            return item.id == token && item.logit > -INFINITY;
-        });
-    }
-    if (!fits) {
-        throw std::runtime_error("no token fits the grammar");
-    }
-}
-
-static llama_token sample_one(llama_context * ctx, lsrv_sampler * smpl, int32_t idx) {
-    if (smpl->failed) {
-        throw std::runtime_error("the sampler has failed before");
-    }
-    // common_sampler_sample() aborts the process when there is nothing to read at idx
-    if (idx < 0 || (llama_get_sampled_logits_ith(ctx, idx) == nullptr && llama_get_sampled_probs_ith(ctx, idx) == nullptr &&
-                    llama_get_logits_ith(ctx, idx) == nullptr)) {
-        throw std::out_of_range("no logits at batch index " + std::to_string(idx));
-    }
-    smpl->failed = true;
-    const llama_token token = common_sampler_sample(smpl->smpl.get(), ctx, idx);
-    smpl->sampled = true;
-    if (smpl->constrained) {
-        check_fits_grammar(ctx, smpl, idx, token);
-    }
-    accept_one(smpl, token, true);
-    return token;
-}
-
 int32_t lsrv_sample_many(lsrv_engine * engine, int32_t n, lsrv_sampler * const * smpl, const int32_t * idx,
                          int32_t * tokens, int8_t * status, char ** err) {
     int32_t result = LSRV_OK;
     for (int32_t i = 0; i < n; ++i) {
         char * text = nullptr;
         tokens[i] = LLAMA_TOKEN_NULL;
-        status[i] = (int8_t) guarded(&text, [&] { tokens[i] = sample_one(engine->ctx, smpl[i], idx[i]); });
+        status[i] = (int8_t) guarded(&text, [&] {
+            const llama_token token = choose(engine->ctx, smpl[i], idx[i]);
+            accept(smpl[i], token, true);
+            tokens[i] = token;
+        });
         if (status[i] != LSRV_OK) {
             smpl[i]->error = text != nullptr ? text : "";
             free(text);
@@ -1358,62 +1473,11 @@ const char * lsrv_sampler_error(const lsrv_sampler * smpl) {
     return smpl->error.c_str();
 }
 
-static int32_t top_candidates(const llama_token_data * data, size_t n_data, int32_t token, int32_t n_top, bool stop_at_zero,
-                              int32_t * ids, float * probs, float * token_prob) {
-    *token_prob = 0.0f;
-    for (size_t i = 0; i < n_data; ++i) {
-        if (data[i].id == token) {
-            *token_prob = data[i].p;
-            break;
-        }
-    }
-    int32_t n = 0;
-    while (n < n_top && (size_t) n < n_data && !(stop_at_zero && data[n].p == 0.0f)) {
-        ids[n]   = data[n].id;
-        probs[n] = data[n].p;
-        ++n;
-    }
-    return n;
-}
-
 int32_t lsrv_token_probs(lsrv_engine * engine, lsrv_sampler * smpl, int32_t idx, int32_t token, int32_t n_top, bool post,
                          int32_t * ids, float * probs, float * token_prob, char ** err) {
     int32_t n_written = 0;
     const int32_t status = guarded(err, [&] {
-        if (post) {
-            if (!smpl->sampled) {
-                throw std::runtime_error("nothing was sampled yet");
-            }
-            const auto * candidates = common_sampler_get_candidates(smpl->smpl.get(), true);
-            n_written = top_candidates(candidates->data, candidates->size, token, n_top, true, ids, probs, token_prob);
-            return;
-        }
-
-        llama_context * ctx = engine->ctx;
-        const float * logits = idx < 0 ? nullptr : llama_get_logits_ith(ctx, idx);
-        if (logits == nullptr) {
-            throw std::out_of_range("no logits at batch index " + std::to_string(idx));
-        }
-        const size_t        n_logits = llama_get_sampled_logits_count_ith(ctx, idx);
-        const llama_token * known    = llama_get_sampled_candidates_ith(ctx, idx);
-
-        std::vector<llama_token_data> data(n_logits);
-        for (size_t i = 0; i < n_logits; ++i) {
-            data[i] = { known != nullptr ? known[i] : (llama_token) i, logits[i], 0.0f };
-        }
-        const auto by_logit = [](const llama_token_data & a, const llama_token_data & b) { return a.logit > b.logit; };
-        const size_t n_sorted = std::min<size_t>((size_t) std::max(1, n_top), n_logits);
-        std::partial_sort(data.begin(), data.begin() + n_sorted, data.end(), by_logit);
-
-        float sum = 0.0f;
-        for (auto & item : data) {
-            item.p = expf(item.logit - data[0].logit);
-            sum += item.p;
-        }
-        for (auto & item : data) {
-            item.p /= sum;
-        }
-        n_written = top_candidates(data.data(), data.size(), token, n_top, false, ids, probs, token_prob);
+        n_written = token_probs(engine->ctx, smpl, idx, token, n_top, post, ids, probs, token_prob);
     });
     return status == LSRV_OK ? n_written : LSRV_ERR;
 }

@@ -88,7 +88,8 @@ LSRV_API int32_t lsrv_model_info_json(lsrv_engine * engine, const lsrv_params * 
 
 /* Apply the adapters in `indices` (into the list of --lora) with their scales; all others are off. */
 LSRV_API int32_t lsrv_engine_set_lora(lsrv_engine * engine, const int32_t * indices, const float * scales, int32_t n, char ** err);
-/* The adapters of --lora as loaded: [{"path", "scale", "task_name", "prompt_prefix", "alora_invocation_tokens"}, ...] */
+/* The adapters of --lora as loaded: [{"path", "scale", "task_name", "prompt_prefix", "alora_invocation_tokens"}, ...]
+ * With --lora-init-without-apply every scale is 0. */
 LSRV_API int32_t lsrv_engine_lora_json(const lsrv_engine * engine, char ** out, char ** err);
 
 /* llama_set_embeddings; lsrv_decode() has to know, since every entry is an output while it is on. */
@@ -126,6 +127,18 @@ LSRV_API void lsrv_sampler_reset(lsrv_sampler * smpl);
 LSRV_API int32_t lsrv_sampler_accept(lsrv_sampler * smpl, const int32_t * tokens, int32_t n, bool is_generated, char ** err);
 LSRV_API uint32_t lsrv_sampler_seed(const lsrv_sampler * smpl);
 LSRV_API int32_t lsrv_sampler_describe(const lsrv_sampler * smpl, char ** out, char ** err);
+
+/* A second sampler in the same state; runs nowhere on the backend. */
+LSRV_API int32_t lsrv_sampler_clone(const lsrv_sampler * smpl, lsrv_sampler ** out, char ** err);
+/* Bring dst into the state of src; one must be a clone (of a clone ...) of the other. */
+LSRV_API int32_t lsrv_sampler_copy(const lsrv_sampler * src, lsrv_sampler * dst, char ** err);
+/* Whether its settings ask for backend sampling and allow it (no grammar, no reasoning budget). */
+LSRV_API bool lsrv_sampler_backend_sampling(const lsrv_sampler * smpl);
+/* llama_set_sampler: run the chain of this sampler in the compute graph for the outputs of a sequence; NULL: no chain.
+ * A chain can be run so once in its life. When the backend cannot run it, sampling stays on the CPU and nothing fails. */
+LSRV_API int32_t lsrv_engine_set_sampler(lsrv_engine * engine, int32_t seq_id, lsrv_sampler * smpl, char ** err);
+/* End the reasoning that is under way; false when there is none or no reasoning budget was set up. */
+LSRV_API bool lsrv_sampler_force_reasoning_end(lsrv_sampler * smpl);
 
 /* For each i: common_sampler_sample(smpl[i], ctx, idx[i]) and accept. tokens[i] gets the token, status[i] LSRV_OK or
  * LSRV_ERR; the first error's text goes to *err. Returns LSRV_OK when all succeeded. */

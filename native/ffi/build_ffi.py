@@ -18,6 +18,8 @@ INCLUDES = """
 #include "mtmd-helper.h"
 #include "bridge.h"
 #include "bridge_chat.h"
+#include "bridge_decision.h"
+#include "bridge_spec.h"
 """
 
 
