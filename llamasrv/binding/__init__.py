@@ -15,6 +15,19 @@ from llamasrv.binding.batch import (
     ORDER_QUESTION_SCORE,
     Batch,
 )
+from llamasrv.binding.chat import (
+    ChatDelta,
+    ChatFormatError,
+    ChatMessage,
+    ChatRequest,
+    ChatSession,
+    ChatTemplates,
+    GrammarTrigger,
+    MessageDelimiter,
+    MessageSpan,
+    Role,
+    ToolCall,
+)
 from llamasrv.binding.context import (
     POOLING_CLS,
     POOLING_LAST,

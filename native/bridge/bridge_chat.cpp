@@ -2,10 +2,13 @@
 
 #include "support.h"
 
+#include "chat-peg-parser.h"
 #include "chat.h"
 #include "common.h"
+#include "json-schema-to-grammar.h"
 #include "json.h"
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <memory>
@@ -84,6 +87,101 @@ bool is_recursive(const common_peg_arena & arena) {
         }
     }
     return false;
+}
+
+// Takes the prose out of a parser: what remains matches reasoning and tool calls only.
+class prose_remover {
+  public:
+    explicit prose_remover(common_peg_arena & arena) : arena(arena), with_prose(arena.size()) {}
+
+    void run() {
+        mark();
+        for (common_peg_parser_id id = 0; id < arena.size(); ++id) {
+            drop_alternatives(id);
+        }
+        for (common_peg_parser_id id = 0; id < arena.size(); ++id) {
+            if (is_prose(id)) {
+                arena.get(id) = common_peg_epsilon_parser{};
+            }
+        }
+        drop_what_is_empty();
+    }
+
+  private:
+    common_peg_arena & arena;
+    std::vector<char>  with_prose; // per parser: whether prose is part of what it matches
+
+    bool is_prose(common_peg_parser_id id) const {
+        const auto * tag = std::get_if<common_peg_tag_parser>(&arena.get(id));
+        return tag != nullptr && tag->tag == common_chat_peg_builder::CONTENT;
+    }
+
+    std::vector<common_peg_parser_id> children_of(common_peg_parser_id id) const {
+        std::vector<common_peg_parser_id> out;
+        auto visit = [&](common_peg_parser_id child) { out.push_back(child); };
+        std::visit(child_visitor<decltype(visit)>{ visit }, arena.get(id));
+        return out;
+    }
+
+    // Calls step for every parser, again and again, until it returns false for all.
+    template <typename F>
+    void settle(F && step) {
+        for (bool changed = true; changed;) {
+            changed = false;
+            for (common_peg_parser_id id = 0; id < arena.size(); ++id) {
+                changed = step(id) || changed;
+            }
+        }
+    }
+
+    void mark() {
+        settle([&](common_peg_parser_id id) {
+            if (with_prose[id]) {
+                return false;
+            }
+            const auto children = children_of(id);
+            const auto marked   = [&](common_peg_parser_id child) { return with_prose[child] != 0; };
+            with_prose[id] = is_prose(id) || std::any_of(children.begin(), children.end(), marked);
+            return with_prose[id] != 0;
+        });
+    }
+
+    // Where there is a way without prose, the ways with prose go.
+    void drop_alternatives(common_peg_parser_id id) {
+        auto * choice = std::get_if<common_peg_choice_parser>(&arena.get(id));
+        if (choice == nullptr) {
+            return;
+        }
+        std::vector<common_peg_parser_id> plain;
+        for (const auto child : choice->children) {
+            if (!with_prose[child]) {
+                plain.push_back(child);
+            }
+        }
+        if (!plain.empty()) {
+            choice->children = std::move(plain);
+        }
+    }
+
+    // An optional nothing would be written as a mere "?".
+    void drop_what_is_empty() {
+        const auto is_empty = [&](common_peg_parser_id id) {
+            return std::holds_alternative<common_peg_epsilon_parser>(arena.get(id));
+        };
+        settle([&](common_peg_parser_id id) {
+            const auto children = children_of(id);
+            if (is_empty(id) || children.empty() || !std::all_of(children.begin(), children.end(), is_empty)) {
+                return false;
+            }
+            arena.get(id) = common_peg_epsilon_parser{};
+            return true;
+        });
+    }
+};
+
+std::string grammar_of_calls(common_peg_arena arena) {
+    prose_remover(arena).run();
+    return build_grammar([&](const common_grammar_builder & builder) { arena.build_grammar(builder); });
 }
 
 // Brackets that are open after a text, as far as one can tell without knowing its format.
@@ -214,6 +312,8 @@ struct lsrv_chat_session {
 
     std::vector<std::string> tool_call_ids;
 
+    std::string grammar_of_calls; // where the request demands tool calls
+
     bracket_counter brackets;
     bool recursive = false;
     bool finished  = false;
@@ -281,6 +381,10 @@ int32_t lsrv_chat_session_new(const lsrv_chat_templates * templates, const struc
         session->session   = common_chat_session(templates->templates.get(), vocab, inputs, params);
         session->msg       = session->session.msg();
         session->recursive = is_recursive(session->session.parser());
+        const bool demanded = inputs.tool_choice == COMMON_CHAT_TOOL_CHOICE_REQUIRED && !inputs.tools.empty();
+        if (demanded && !session->session.grammar().empty()) {
+            session->grammar_of_calls = grammar_of_calls(session->session.parser());
+        }
         *out = session.release();
     });
 }
@@ -317,6 +421,7 @@ int32_t lsrv_chat_session_describe(const lsrv_chat_session * session, char ** ou
             { "prompt",             chat.prompt()                            },
             { "format",             common_chat_format_name(chat.format())   },
             { "grammar",            chat.grammar()                           },
+            { "grammar_of_calls",   session->grammar_of_calls                },
             { "grammar_lazy",       sampling.grammar_lazy                    },
             { "grammar_triggers",   triggers                                 },
             { "preserved_tokens",   sampling.preserved_tokens                },

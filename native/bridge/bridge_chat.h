@@ -44,7 +44,8 @@ LSRV_API int32_t lsrv_chat_session_new(const lsrv_chat_templates * templates, co
 LSRV_API int32_t lsrv_chat_session_clone(const lsrv_chat_session * session, lsrv_chat_session ** out, char ** err);
 LSRV_API void lsrv_chat_session_free(lsrv_chat_session * session);
 
-/* {"prompt", "format", "grammar", "generation_prompt", "thinking_start_tag": str, "grammar_lazy": bool,
+/* {"prompt", "format", "grammar", "grammar_of_calls" (with tool_choice "required": the same, but for prose beside the
+ *  calls), "generation_prompt", "thinking_start_tag": str, "grammar_lazy": bool,
  *  "grammar_triggers": [{"type": 0..3, "value": str, "token": id}], "preserved_tokens": [id], "additional_stops": [str],
  *  "thinking_end_tags": [str], "message_delimiters": [{"role": str, "delimiter": str, "tokens": [id]}]} */
 LSRV_API int32_t lsrv_chat_session_describe(const lsrv_chat_session * session, char ** out, char ** err);
