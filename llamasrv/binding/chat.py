@@ -61,7 +61,7 @@ class ChatRequest:
     ``messages``: objects with ``role``, ``content`` (text or parts of type "text") and so on. ``json_schema``: the
     answer has to fit it; None: any answer. ``continue_final_message``: go on with the last message instead of
     beginning a new one; "content" and "reasoning_content" say where. ``template_kwargs``: variables of the template.
-    ``echo``: a continued message is part of the answer. ``now``: seconds since 1970 for templates that tell the time.
+    ``echo``: a continued message is part of the answer.
     """
 
     messages: Sequence[Any]
@@ -77,7 +77,6 @@ class ChatRequest:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     force_pure_content: bool = False
     echo: bool = False
-    now: int | None = None
 
 
 class GrammarTrigger(NamedTuple):
@@ -233,7 +232,6 @@ class ChatTemplates:
                 "chat_template_kwargs": dict(request.template_kwargs),
                 "force_pure_content": request.force_pure_content,
                 "echo": request.echo,
-                **({} if request.now is None else {"now": request.now}),
             }
         )
         out, err = ffi.new("lsrv_chat_session **"), new_text_pointer()

@@ -9,7 +9,6 @@
 #include "json.h"
 
 #include <algorithm>
-#include <chrono>
 #include <map>
 #include <memory>
 #include <random>
@@ -224,9 +223,6 @@ common_chat_templates_inputs read_request(const common_json & request) {
     const auto kwargs = request.value("chat_template_kwargs", common_json::object());
     for (const auto & [name, value] : kwargs.items()) {
         inputs.chat_template_kwargs[name] = value.dump();
-    }
-    if (request.contains("now")) {
-        inputs.now = std::chrono::system_clock::from_time_t((time_t) request.at("now").get<int64_t>());
     }
     return inputs;
 }

@@ -37,7 +37,7 @@ LSRV_API int32_t lsrv_chat_templates_describe(const lsrv_chat_templates * templa
  *   "messages", "tools", "tool_choice" ("auto", "none", "required"): as in OpenAI's chat API
  *   "json_schema": any, "grammar": str, "parallel_tool_calls", "add_generation_prompt", "use_jinja", "enable_thinking",
  *   "force_pure_content", "echo": bool, "continue_final_message": bool, "content" or "reasoning_content",
- *   "reasoning_format": str, "chat_template_kwargs": object, "now": seconds since 1970
+ *   "reasoning_format": str, "chat_template_kwargs": object
  * Without a vocabulary (NULL) there are no token ids in what comes out. Neither vocabulary nor templates are kept. */
 LSRV_API int32_t lsrv_chat_session_new(const lsrv_chat_templates * templates, const struct llama_vocab * vocab, const char * request,
                                        lsrv_chat_session ** out, char ** err);
