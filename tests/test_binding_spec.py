@@ -32,6 +32,7 @@ from llamasrv.binding import (
     log,
     output_limits,
     sample_many,
+    set_sampler,
     speculative_types,
     token_probs,
 )
@@ -577,6 +578,19 @@ def test_reasoning_can_be_ended(tiny_models: dict[str, Path], load: Load) -> Non
         generation._sample(len(generation.tokens) - 1)
     assert generation.out[1:] == end
     assert not pair.sampler(GREEDY).force_reasoning_end()
+
+
+@pytest.mark.parametrize("settings", [GREEDY, {"temp": 0.9, "seed": 4, "top_k": 10}], ids=["greedy", "seeded"])
+def test_drafts_and_sampling_in_the_graph_go_together(
+    settings: dict[str, Any], tiny_models: dict[str, Path], load: Load
+) -> None:
+    pair = load(tiny_models["tiny-llama"], *draft_args(tiny_models), "-bs")
+    set_sampler(pair.model, 0, None)
+    expected = plain(pair, {**settings, "backend_sampling": False}, 60)
+    generation = Generation(pair, {**settings, "backend_sampling": True})
+    set_sampler(pair.model, 0, generation.sampler)
+    assert generation.run(60) == expected
+    assert generation.n_accepted > 0
 
 
 # tokens of a sequence

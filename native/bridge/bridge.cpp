@@ -880,6 +880,15 @@ void check_logits(llama_context * ctx, int32_t idx) {
     }
 }
 
+const float * raw_logits(llama_context * ctx, int32_t idx) {
+    const float * logits = idx < 0 ? nullptr : llama_get_logits_ith(ctx, idx);
+    if (logits == nullptr || llama_get_sampled_token_ith(ctx, idx) != LLAMA_TOKEN_NULL ||
+        llama_get_sampled_logits_ith(ctx, idx) != nullptr || llama_get_sampled_probs_ith(ctx, idx) != nullptr) {
+        throw std::out_of_range("no logits at batch index " + std::to_string(idx));
+    }
+    return logits;
+}
+
 llama_token choose(llama_context * ctx, lsrv_sampler * smpl, int32_t idx) {
     if (smpl->failed) {
         throw std::runtime_error("the sampler has failed before");
@@ -938,16 +947,12 @@ int32_t token_probs(llama_context * ctx, lsrv_sampler * smpl, int32_t idx, llama
         return top_candidates(candidates->data, candidates->size, token, n_top, true, ids, probs, token_prob);
     }
 
-    const float * logits = idx < 0 ? nullptr : llama_get_logits_ith(ctx, idx);
-    if (logits == nullptr) {
-        throw std::out_of_range("no logits at batch index " + std::to_string(idx));
-    }
-    const size_t        n_logits = llama_get_sampled_logits_count_ith(ctx, idx);
-    const llama_token * known    = llama_get_sampled_candidates_ith(ctx, idx);
+    const float * logits   = raw_logits(ctx, idx);
+    const size_t  n_logits = llama_vocab_n_tokens(smpl->vocab);
 
     std::vector<llama_token_data> data(n_logits);
     for (size_t i = 0; i < n_logits; ++i) {
-        data[i] = { known != nullptr ? known[i] : (llama_token) i, logits[i], 0.0f };
+        data[i] = { (llama_token) i, logits[i], 0.0f };
     }
     const auto by_logit = [](const llama_token_data & a, const llama_token_data & b) { return a.logit > b.logit; };
     const size_t n_sorted = std::min<size_t>((size_t) std::max(1, n_top), n_logits);

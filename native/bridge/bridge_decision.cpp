@@ -35,10 +35,7 @@ int32_t lsrv_decode_ordered(lsrv_engine * engine, int32_t n, const int32_t * tok
 
 int32_t lsrv_logits_at(lsrv_engine * engine, int32_t idx, const int32_t * tokens, int32_t n, float * out, char ** err) {
     return guarded(err, [&] {
-        const float * logits = idx < 0 ? nullptr : llama_get_logits_ith(engine->ctx, idx);
-        if (logits == nullptr) {
-            refuse("no logits at batch index " + std::to_string(idx));
-        }
+        const float * logits = raw_logits(engine->ctx, idx);
         for (int32_t i = 0; i < n; ++i) {
             if (tokens[i] < 0 || tokens[i] >= engine->n_vocab) {
                 refuse("token out of range: " + std::to_string(tokens[i]));

@@ -119,6 +119,10 @@ int32_t decode(lsrv_engine * engine, int32_t n, const int32_t * token, const int
 // common_sampler_sample() aborts the process when there is nothing to read at a batch index; this throws.
 void check_logits(llama_context * ctx, int32_t idx);
 
+// The logits of the whole vocabulary at a batch index; throws if there are none, or if the backend sampled there and left
+// what was computed before in their place.
+const float * raw_logits(llama_context * ctx, int32_t idx);
+
 // Sample from the logits at a batch index; the grammar allows the token. Throws, and the sampler is of no further use then.
 llama_token choose(llama_context * ctx, lsrv_sampler * smpl, int32_t idx);
 
