@@ -16,6 +16,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from llamasrv.engine.backend import AdapterInfo, BackendError, Batch, DecodeStatus, Sampler, SeqRm
 from llamasrv.engine.task import SamplingParams
 
@@ -86,6 +89,8 @@ class FakeBatch:
     def __init__(self, n_alloc: int) -> None:
         self.n_alloc = n_alloc
         self.entries: list[tuple[int, int, int, bool]] = []
+        #: Entry -> role for a joint decision head.
+        self.orders: dict[int, int] = {}
 
     @property
     def n_tokens(self) -> int:
@@ -93,6 +98,7 @@ class FakeBatch:
 
     def clear(self) -> None:
         self.entries.clear()
+        self.orders.clear()
 
     def add(self, token: int, pos: int, seq_id: int, output: bool) -> int:
         if len(self.entries) >= self.n_alloc:
@@ -105,6 +111,9 @@ class FakeBatch:
         for offset, token in enumerate(tokens):
             self.add(token, pos0 + offset, seq_id, output)
         return first
+
+    def set_decision_order(self, index: int, order: int) -> None:
+        self.orders[index] = order
 
     def set_output(self, index: int, output: bool) -> None:
         token, pos, seq_id, _ = self.entries[index]
@@ -575,6 +584,18 @@ class FakeBackend:
 
     def _vector(self, value: int) -> list[float]:
         return [1.0 + hash((value, axis)) % 1000 / 1000.0 for axis in range(self.n_embd_out)]
+
+    def logits_at(self, index: int, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        value = self._logits.get(index)
+        if value is None:
+            raise BackendError("no logits")
+        return np.array([hash((value, token)) % 1000 / 100.0 for token in tokens], dtype=np.float32)
+
+    def embeddings_at(self, indices: Sequence[int]) -> npt.NDArray[np.float32]:
+        rows = [self.embeddings_ith(index) for index in indices]
+        if None in rows:
+            raise BackendError("no embeddings")
+        return np.array(rows, dtype=np.float32)
 
     def embeddings_ith(self, index: int) -> list[float] | None:
         value = self._logits.get(index)

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from llamasrv.engine.task import SamplingParams
 
 
@@ -59,6 +62,8 @@ class Batch(Protocol):
         """Append consecutive tokens from position ``pos0`` on and return the first index."""
 
     def set_output(self, index: int, output: bool) -> None: ...
+    def set_decision_order(self, index: int, order: int) -> None:
+        """Role of an entry for a joint decision head, see :class:`~llamasrv.engine.task.Decision`; 0 if not given."""
 
 
 class Sampler(Protocol):
@@ -148,7 +153,13 @@ class Backend(Protocol):
     def is_eog(self, token: int) -> bool: ...
     def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]: ...
 
-    # embeddings, float32
+    # outputs of the last decode, float32
+    def logits_at(self, index: int, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Logits of these tokens at an entry, float32[len(tokens)]. Raises :class:`BackendError` if there are none."""
+
+    def embeddings_at(self, indices: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Embeddings at these entries, float32[len(indices), n_embd_out]. Raises :class:`BackendError`."""
+
     def embeddings_ith(self, index: int) -> list[float] | None: ...
     def embeddings_seq(self, seq_id: int) -> list[float] | None: ...
 

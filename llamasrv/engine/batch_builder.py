@@ -31,6 +31,8 @@ class BatchMode:
     type: TaskType
     embeddings: bool
     scales: tuple[float, ...]
+    #: Task that has the batch for itself; -1: several may be in it.
+    id_joint: int = -1
 
 
 @dataclass(slots=True)
@@ -128,7 +130,8 @@ class BatchBuilder:
         """What the slot's next token needs."""
         task = slot.task
         assert task is not None
-        return BatchMode(task.type, task.need_embd, slot.adapters.at(slot.prompt.n_tokens))
+        id_joint = task.id if task.is_joint else -1
+        return BatchMode(task.type, task.need_embd, slot.adapters.at(slot.prompt.n_tokens), id_joint)
 
     def _fits(self, slot: Slot) -> bool:
         """Whether the slot's next token can be in this batch."""
@@ -140,6 +143,8 @@ class BatchBuilder:
         assert task is not None
         if mode is None:
             return True
+        if task.is_joint or mode.id_joint != -1:
+            return False
         scales = (slot.adapters.scales, slot.adapters.at(0))
         return mode.type is task.type and mode.embeddings == task.need_embd and mode.scales in scales
 
@@ -201,7 +206,11 @@ class BatchBuilder:
         """Whether the prompt may be computed in several batches."""
         task = slot.task
         assert task is not None
-        return not task.need_embd or can_split_embeddings(self.backend)
+        if not task.need_embd:
+            return True
+        if task.type is TaskType.DECISION:
+            return self.backend.has_memory
+        return can_split_embeddings(self.backend)
 
     def _refuse(self, slot: Slot) -> bool:
         """Answer a prompt that cannot be worked on. True if it was one."""
@@ -235,6 +244,13 @@ class BatchBuilder:
                 f"request ({n_tokens} tokens) exceeds the available context size ({slot.n_ctx} tokens), "
                 "try increasing it",
                 ErrorType.EXCEED_CONTEXT_SIZE,
+            )
+        elif task.decision is not None and 0 <= task.decision.first_read < n_tokens - self.backend.n_batch:
+            n_read = n_tokens - task.decision.first_read
+            error = (
+                f"the question and its options ({n_read} tokens) are too large to process. increase the batch size "
+                f"(current batch size: {self.backend.n_batch})",
+                ErrorType.INVALID_REQUEST,
             )
         if error is None:
             return False
@@ -285,6 +301,14 @@ class BatchBuilder:
         if first < start:
             # the adapter goes on in between
             last = min(last, start)
+        if task.n_tokens_shared > first and any(other.waits_for(slot) for other in self.pool.slots):
+            # the children go on from this state, some memories can be copied only as a whole
+            last = min(last, task.n_tokens_shared)
+        if task.decision is not None and 0 <= task.decision.first_read < last < task.n_tokens:
+            # what is read has to come out of one batch
+            last = task.decision.first_read
+            if last <= first:
+                return
         checkpoints = self.reuse.wants_checkpoints(slot)
         if checkpoints:
             last = min([last, *self.reuse.breaks(slot, backend.n_batch, backend.n_ubatch)])
@@ -293,6 +317,10 @@ class BatchBuilder:
         index = batch.extend(tokens, first, slot.id, task.need_embd)
         if task.need_embd:
             self.outputs.extend(range(index, index + len(tokens)))
+        if task.decision is not None:
+            for i, order in enumerate(task.decision.order[first:last]):
+                if order:
+                    batch.set_decision_order(index + i, order)
         self.parts.append(PromptPart(slot, index, index + len(tokens)))
         prompt.tokens += tokens
 

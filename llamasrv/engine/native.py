@@ -6,6 +6,9 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from llamasrv import binding
 from llamasrv.engine.backend import AdapterInfo, BackendError, Batch, Sampler, SeqRm
 from llamasrv.engine.task import SamplingParams
@@ -132,6 +135,18 @@ class NativeBackend:
 
     def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
         return self._vocab.tokenize(text, add_special, parse_special)
+
+    def logits_at(self, index: int, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        try:
+            return self._context.logits_at(index, tokens)
+        except binding.NativeError as exc:
+            raise BackendError(str(exc)) from exc
+
+    def embeddings_at(self, indices: Sequence[int]) -> npt.NDArray[np.float32]:
+        try:
+            return self._context.embeddings_at(indices)
+        except binding.NativeError as exc:
+            raise BackendError(str(exc)) from exc
 
     def embeddings_ith(self, index: int) -> list[float] | None:
         vector = self._context.embeddings_ith(index)

@@ -39,6 +39,12 @@ class PromptReuse:
         if not task.params.cache_prompt or task.is_stateless or not self.backend.has_memory:
             return 0
         n_past = common_prefix(slot.prompt.tokens, task.tokens)
+        if task.n_tokens_shared:
+            # the children begin at the end of what they share
+            n_past = min(n_past, task.n_tokens_shared)
+        if task.decision is not None and task.decision.first_read >= 0:
+            # outputs are read from there on
+            n_past = min(n_past, task.decision.first_read)
         if task.params.n_cache_reuse > 0 and slot.adapters.start == 0:
             if self.backend.can_shift:
                 n_past = self._shift_chunks(slot, n_past, task.params.n_cache_reuse)

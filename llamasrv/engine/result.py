@@ -209,6 +209,14 @@ class RerankResult(Result):
 
 
 @dataclass(slots=True)
+class DecisionResult(Result):
+    """Raw outputs of the model, one per option."""
+
+    scores: list[float] = field(default_factory=list)
+    n_tokens: int = 0
+
+
+@dataclass(slots=True)
 class ControlResult(Result):
     success: bool = False
     message: str = ""

@@ -362,7 +362,7 @@ class ServerContext:
             return False
         for child in children:
             child.state = SlotState.WAIT_OTHER
-            child.wait = WaitFor(slot, task.id, task.n_tokens)
+            child.wait = WaitFor(slot, task.id, task.n_tokens_shared or task.n_tokens)
         return True
 
     def _launch(self, slot: Slot, task: Task, adapters: Adapters, save: bool) -> None:

@@ -114,6 +114,10 @@ class Slot:
         #: Set in state WAIT_OTHER.
         self.wait: WaitFor | None = None
 
+    def waits_for(self, other: Slot) -> bool:
+        """Whether another slot is computing what this one will begin with."""
+        return self.wait is not None and self.wait.slot is other
+
     @property
     def is_processing(self) -> bool:
         return self.state is not SlotState.IDLE

@@ -194,6 +194,9 @@ class Step:
         for slot in self.pool.slots:
             if slot.state is not SlotState.DONE_PROMPT or slot.task is None or not slot.task.is_parent:
                 continue
+            if slot.task.n_tokens_shared:
+                # these go on by themselves, see PrefixSources.wake()
+                continue
             for child in self.pool.slots:
                 waits = child.state is SlotState.WAIT_OTHER and child.task is not None
                 if waits and child.task and child.task.id_parent == slot.task.id:

@@ -134,6 +134,34 @@ class SlotAction:
     filepath: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Payload of DECISION: where the model's output of each option is read.
+
+    One of three is given. ``labels``: logits of these tokens at the end of the prompt; with ``label_groups`` (number of
+    labels per option) the best of a group counts. ``markers``: value ``column`` of the embeddings at these prompt
+    positions; with a ``pointer`` position the embeddings are [q | k], and the output is the scaled dot product of its q
+    with each marker's k. ``order``: for a joint head, the role of every prompt token (``enum llama_decision_order``);
+    the outputs are the first values of the first ``n_scores`` embeddings.
+    """
+
+    labels: tuple[int, ...] = ()
+    label_groups: tuple[int, ...] = ()
+    markers: tuple[int, ...] = ()
+    column: int = 0
+    pointer: int = -1
+    order: tuple[int, ...] = ()
+    n_scores: int = 0
+
+    @property
+    def first_read(self) -> int:
+        """First prompt position whose embedding is read; -1: none by position. From there on one batch has them all."""
+        if not self.markers:
+            return self.pointer
+        first = min(self.markers)
+        return first if self.pointer < 0 else min(first, self.pointer)
+
+
 @dataclass(slots=True)
 class Task:
     """One unit of work.
@@ -149,10 +177,13 @@ class Task:
     id_slot: int = -1
     id_parent: int = -1
     child_tasks: list[Task] = field(default_factory=list)
+    #: On a parent whose children have prompts of their own: so many tokens at the beginning are the same. 0: all are.
+    n_tokens_shared: int = 0
     tokens: list[int] = field(default_factory=list)
     #: Numbers of tokens before which a user message begins (chat), ascending.
     user_starts: tuple[int, ...] = ()
     params: TaskParams = field(default_factory=TaskParams)
+    decision: Decision | None = None
     slot_action: SlotAction | None = None
     metrics_reset_bucket: bool = False
     set_lora: dict[int, float] | None = None
@@ -184,11 +215,20 @@ class Task:
 
     @property
     def need_logits(self) -> bool:
+        if self.decision is not None:
+            return bool(self.decision.labels)
         return self.type in GENERATING
 
     @property
     def need_embd(self) -> bool:
+        if self.decision is not None:
+            return bool(self.decision.markers or self.decision.order)
         return self.type in (TaskType.EMBEDDING, TaskType.RERANK)
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether the model looks at all of a batch at once, so that nothing else may be in it."""
+        return self.decision is not None and bool(self.decision.order)
 
     @property
     def is_stateless(self) -> bool:
