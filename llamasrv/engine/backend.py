@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from llamasrv.engine.drafting import Drafter
 from llamasrv.engine.task import SamplingParams
 
 
@@ -71,6 +72,9 @@ class Sampler(Protocol):
 
     def accept(self, tokens: Sequence[int], is_generated: bool) -> None: ...
     def reset(self) -> None: ...
+    def force_reasoning_end(self) -> bool:
+        """End the model's reasoning with the next tokens. False if that was not asked for when it was made."""
+
     def close(self) -> None: ...
 
 
@@ -92,6 +96,10 @@ class Backend(Protocol):
     causal_attn: bool
     can_shift: bool
     seq_rm_type: SeqRm
+    #: Tokens that a memory of type RS can roll back.
+    n_rs_seq: int
+    #: None: no speculative decoding.
+    drafter: Drafter | None
     pooling_type: int
     n_embd_out: int
     n_vocab: int
@@ -127,6 +135,12 @@ class Backend(Protocol):
     def state_set(self, seq_id: int, data: bytes, partial: bool = False) -> bool:
         """Replace the sequence's state; False if it does not fit, the sequence is then empty."""
 
+    def split_state(self, data: bytes) -> tuple[bytes, bytes, bytes]:
+        """A state of :meth:`state_get` as those of the model's context, of the drafter's, and of the drafter itself."""
+
+    def join_state(self, target: bytes, draft: bytes, spec: bytes) -> bytes:
+        """Inverse of :meth:`split_state`."""
+
     def state_save_file(self, path: str, seq_id: int, tokens: Sequence[int]) -> int:
         """Write the sequence's state and tokens; returns bytes written, 0 on failure."""
 
@@ -136,6 +150,15 @@ class Backend(Protocol):
     # sampling
     def new_sampler(self, params: SamplingParams) -> Sampler:
         """Raises :class:`BackendError`, for example when the grammar does not parse."""
+
+    def clone_sampler(self, sampler: Sampler) -> Sampler:
+        """A sampler with the same settings, in the same state."""
+
+    def copy_sampler(self, source: Sampler, target: Sampler) -> None:
+        """Give ``target`` the state of ``source``, which was cloned from it."""
+
+    def set_sampler(self, seq_id: int, sampler: Sampler | None) -> None:
+        """Let the backend's device sample for this sequence, where it can; None: no longer."""
 
     def sample_many(self, samplers: Sequence[Sampler], indices: Sequence[int]) -> list[int | BackendError]:
         """Sample and accept one token per sampler from the logits at these indices of the last decoded part."""

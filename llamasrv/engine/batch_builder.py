@@ -16,6 +16,7 @@ from llamasrv.engine.prompt_reuse import PromptReuse
 from llamasrv.engine.result import ErrorType
 from llamasrv.engine.slot import Slot, SlotState
 from llamasrv.engine.slots import SlotPool
+from llamasrv.engine.speculation import Speculation
 from llamasrv.engine.stats import now_us
 from llamasrv.engine.task import TaskType
 from llamasrv.engine.timings import print_prompt_progress
@@ -74,6 +75,7 @@ class BatchBuilder:
         metrics: ServerMetrics,
         release: Callable[[Slot], None],
         finish: Callable[[Slot], None],
+        speculation: Speculation | None,
     ) -> None:
         self.backend = backend
         self.config = config
@@ -85,7 +87,8 @@ class BatchBuilder:
         self.budget = ChunkBudget(config.stream_gap_ms)
         self._release = release
         self._finish = finish
-        self.batch: Batch = backend.new_batch(max(backend.n_batch, config.n_parallel))
+        self.speculation = speculation
+        self.batch: Batch = pool.batch
         #: Set by the first entry; None: nothing to do.
         self.mode: BatchMode | None = None
         self.parts: list[PromptPart] = []
@@ -101,12 +104,11 @@ class BatchBuilder:
         for slot in self.pool.slots:
             if slot.state is SlotState.WAIT_OTHER:
                 self.prefixes.wake(slot)
-        for slot in self.pool.slots:
-            if slot.state is SlotState.GENERATING:
-                try:
-                    self._add_generating(slot)
-                except Exception as exc:
-                    self.fail(slot, exc)
+        generating = [slot for slot in self.pool.slots if slot.state is SlotState.GENERATING and self._take_in(slot)]
+        if self.speculation is not None and generating:
+            self.speculation.draft(generating, self.backend.n_batch)
+        for slot in generating:
+            self._add_generating(slot)
         if not self.config.cont_batching and self.batch.n_tokens:
             return
         # who came first is computed first
@@ -148,15 +150,27 @@ class BatchBuilder:
         scales = (slot.adapters.scales, slot.adapters.at(0))
         return mode.type is task.type and mode.embeddings == task.need_embd and mode.scales in scales
 
-    def _add_generating(self, slot: Slot) -> None:
-        if slot.prompt.n_tokens + 1 >= slot.n_ctx and not self._shift_context(slot):
-            return
+    def _take_in(self, slot: Slot) -> bool:
+        """Whether a generating slot can have its next token in this batch; the first one decides for whom it is."""
+        try:
+            if slot.prompt.n_tokens + 1 >= slot.n_ctx and not self._shift_context(slot):
+                return False
+        except Exception as exc:
+            self.fail(slot, exc)
+            return False
         if not self._fits(slot):
-            return
+            return False
         self.mode = self._mode_of(slot)
-        slot.i_batch = self.batch.add(slot.sampled, slot.prompt.n_tokens, slot.id, True)
-        self.outputs.append(slot.i_batch)
-        slot.prompt.tokens.append(slot.sampled)
+        return True
+
+    def _add_generating(self, slot: Slot) -> None:
+        tokens = [slot.sampled, *slot.draft]
+        first = slot.prompt.n_tokens
+        slot.i_batch = self.batch.add(slot.sampled, first, slot.id, True)
+        if slot.draft:
+            self.batch.extend(slot.draft, first + 1, slot.id, True)
+        self.outputs.extend(range(slot.i_batch, slot.i_batch + len(tokens)))
+        slot.prompt.tokens += tokens
 
     def _shift_context(self, slot: Slot) -> bool:
         """Drop a middle part of a full context and move what follows down. False: the task was ended instead."""
@@ -199,6 +213,8 @@ class BatchBuilder:
         slot.prompt.clear()
         slot.prompt.tokens = tokens
         slot.adapters = slot.adapters.without(n_keep, n_keep + n_discard)
+        if self.backend.drafter is not None:
+            self.backend.drafter.set_tokens(slot.id, tokens)
         slot.truncated = True
         return True
 
@@ -333,7 +349,7 @@ class BatchBuilder:
             slot.stats.n_gen = 0
             init_sampler(slot)
         if checkpoints:
-            self.reuse.checkpoint(slot, len(tokens), backend.n_ubatch)
+            self.reuse.checkpoint(slot, len(tokens), backend.n_ubatch, is_bounded=limit < backend.n_batch)
 
     def fail(self, slot: Slot, exc: Exception) -> None:
         """Answer a slot's task with an unexpected error and free the slot."""
@@ -359,5 +375,23 @@ class BatchBuilder:
                 slot.i_batch = -1
         for slot in self.pool.slots:
             if slot.state is SlotState.GENERATING and slot.i_batch >= offset:
-                slot.prompt.keep_first(slot.prompt.n_tokens - 1)
+                slot.prompt.keep_first(slot.prompt.n_tokens - 1 - len(slot.draft))
                 slot.i_batch = -1
+
+    def part_end(self, offset: int, n_batch: int) -> int:
+        """End of the next part of the batch: at most ``n_batch`` entries, no draft cut in two.
+
+        A draft that is larger than that is given up: then ``offset`` is returned and the batch has to be built anew.
+        """
+        end = min(offset + n_batch, self.batch.n_tokens)
+        for slot in self.pool.slots:
+            if slot.state is SlotState.GENERATING and slot.draft and slot.i_batch < end:
+                last = slot.i_batch + len(slot.draft) + 1
+                if slot.i_batch >= offset and last > end:
+                    end = slot.i_batch
+                    if end == offset:
+                        self.rewind(offset)
+                        # nothing of a draft, replayed or not, has been shown to anybody yet
+                        slot.draft = []
+                        slot.draft_is_replay = False
+        return end

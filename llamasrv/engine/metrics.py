@@ -51,6 +51,13 @@ class ServerMetrics:
         self.predict.add(n_tokens, n_steps, time_us)
         self.predict_bucket.add(n_tokens, n_steps, time_us)
 
+    def add_accepted(self, per_position: list[int]) -> None:
+        """Draft tokens accepted, by their place in the draft."""
+        missing = len(per_position) - len(self.n_accepted_per_pos)
+        self.n_accepted_per_pos += [0] * missing
+        for position, count in enumerate(per_position):
+            self.n_accepted_per_pos[position] += count
+
     def reset_bucket(self) -> None:
         self.prompt_bucket = Bucket()
         self.predict_bucket = Bucket()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,8 +12,11 @@ import numpy.typing as npt
 
 from llamasrv import binding
 from llamasrv.engine.backend import AdapterInfo, BackendError, Batch, Sampler, SeqRm
+from llamasrv.engine.drafting import Drafter, DraftRequest, Verified, VerifyRequest
 from llamasrv.engine.task import SamplingParams
 
+#: Sizes of the model's and of the drafter's state, before both and the drafter's own.
+_STATE_HEAD = struct.Struct("<QQ")
 #: LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: only what cannot be recomputed by removing tokens.
 _PARTIAL_ONLY = binding.STATE_PARTIAL_ONLY
 
@@ -24,10 +28,18 @@ class NativeBackend:
         """Load what the command line asks for. Raises :class:`binding.NativeError`."""
         self._params = params
         self.model = binding.Model.load(params, progress)
+        try:
+            spec = binding.Speculative.load(self.model, params, progress)
+        except binding.NativeError:
+            self.model.close()
+            raise
+        self._spec = spec
         context = self.model.context
         vocab = self.model.vocab
         self._context = context
-        self._memory = context.memory
+        draft_context = spec.context if spec is not None else None
+        self._draft_context = draft_context
+        self._memory = binding.PairedMemory(context.memory, draft_context)
         self.n_ctx = context.n_ctx
         self.n_ctx_seq = context.n_ctx_seq
         self.n_ctx_train = self.model.n_ctx_train
@@ -40,6 +52,8 @@ class NativeBackend:
         self.causal_attn = context.causal_attn
         self.can_shift = self.has_memory and self._memory.can_shift
         self.seq_rm_type = SeqRm(context.seq_rm_type())
+        self.n_rs_seq = context.n_rs_seq
+        self.drafter: Drafter | None = NativeDrafter(spec) if spec is not None else None
         self.pooling_type = context.pooling_type
         self.n_embd_out = self.model.n_embd_out
         self.n_vocab = vocab.n_tokens
@@ -48,6 +62,8 @@ class NativeBackend:
         self._pieces = {special: vocab.pieces(special) for special in (False, True)}
 
     def close(self) -> None:
+        if self._spec is not None:
+            self._spec.close()
         self.model.close()
 
     def new_batch(self, n_alloc: int) -> Batch:
@@ -94,21 +110,52 @@ class NativeBackend:
         return self._memory.seq_pos_max(seq_id)
 
     def state_size(self, seq_id: int, partial: bool = False) -> int:
-        return self._context.state_seq_size(seq_id, _PARTIAL_ONLY if partial else 0)
+        flags = _PARTIAL_ONLY if partial else 0
+        size = self._context.state_seq_size(seq_id, flags)
+        if self._draft_context is not None:
+            size += self._draft_context.state_seq_size(seq_id, flags)
+        return size
 
     def state_get(self, seq_id: int, partial: bool = False) -> bytes:
-        return self._context.state_seq_get(seq_id, _PARTIAL_ONLY if partial else 0)
+        flags = _PARTIAL_ONLY if partial else 0
+        target = self._context.state_seq_get(seq_id, flags)
+        if self._spec is None:
+            return target
+        draft = b"" if self._draft_context is None else self._draft_context.state_seq_get(seq_id, flags)
+        return self.join_state(target, draft, self._spec.state_get(seq_id))
 
     def state_set(self, seq_id: int, data: bytes, partial: bool = False) -> bool:
-        if self._context.state_seq_set(seq_id, data, _PARTIAL_ONLY if partial else 0) == len(data):
-            return True
-        self._memory.seq_rm(seq_id, -1, -1)
-        return False
+        flags = _PARTIAL_ONLY if partial else 0
+        target, draft, spec = self.split_state(data)
+        if self._context.state_seq_set(seq_id, target, flags) != len(target):
+            self._memory.seq_rm(seq_id, -1, -1)
+            return False
+        # a drafter without its state drafts worse, nothing else
+        if self._draft_context is not None and self._draft_context.state_seq_set(seq_id, draft, flags) != len(draft):
+            self._draft_context.memory.seq_rm(seq_id)
+        if self._spec is not None and spec:
+            self._spec.state_set(seq_id, spec)
+        return True
+
+    def split_state(self, data: bytes) -> tuple[bytes, bytes, bytes]:
+        if self._spec is None:
+            return data, b"", b""
+        n_target, n_draft = _STATE_HEAD.unpack_from(data)
+        start = _STATE_HEAD.size
+        end = start + n_target
+        return data[start:end], data[end : end + n_draft], data[end + n_draft :]
+
+    def join_state(self, target: bytes, draft: bytes, spec: bytes) -> bytes:
+        if self._spec is None:
+            return target
+        return b"".join((_STATE_HEAD.pack(len(target), len(draft)), target, draft, spec))
 
     def state_save_file(self, path: str, seq_id: int, tokens: Sequence[int]) -> int:
         return self._context.state_seq_save_file(path, seq_id, tokens)
 
     def state_load_file(self, path: str, seq_id: int, capacity: int) -> tuple[int, list[int]]:
+        if self._draft_context is not None:
+            self._draft_context.memory.seq_rm(seq_id)
         return self._context.state_seq_load_file(path, seq_id, capacity)
 
     def new_sampler(self, params: SamplingParams) -> Sampler:
@@ -116,6 +163,19 @@ class NativeBackend:
             return binding.Sampler(self.model, self._params, sampler_settings(params))
         except binding.NativeError as exc:
             raise BackendError(str(exc)) from exc
+
+    def clone_sampler(self, sampler: Sampler) -> Sampler:
+        assert isinstance(sampler, binding.Sampler)
+        return sampler.clone()
+
+    def copy_sampler(self, source: Sampler, target: Sampler) -> None:
+        assert isinstance(source, binding.Sampler)
+        assert isinstance(target, binding.Sampler)
+        target.copy_from(source)
+
+    def set_sampler(self, seq_id: int, sampler: Sampler | None) -> None:
+        assert sampler is None or isinstance(sampler, binding.Sampler)
+        binding.set_sampler(self.model, seq_id, sampler)
 
     def sample_many(self, samplers: Sequence[Sampler], indices: Sequence[int]) -> list[int | BackendError]:
         out = binding.sample_many(self.model, samplers, indices)  # type: ignore[arg-type]
@@ -167,6 +227,84 @@ class NativeBackend:
 
     def n_reused(self) -> int:
         return self._context.n_reused
+
+
+class NativeDrafter:
+    """The drafters of libllama-common as :class:`~llamasrv.engine.drafting.Drafter`."""
+
+    def __init__(self, spec: binding.Speculative) -> None:
+        self._spec = spec
+        self.n_max = spec.n_max
+        context = spec.context
+        self._context = context
+        self.seq_rm_type = SeqRm(context.seq_rm_type) if context is not None else SeqRm.PART
+        self.n_rs_seq = context.n_rs_seq if context is not None else 0
+
+    def begin(self, seq_id: int, tokens: Sequence[int], seed: int) -> None:
+        self._spec.begin(seq_id, tokens, seed)
+
+    def set_tokens(self, seq_id: int, tokens: Sequence[int]) -> None:
+        self._spec.set_tokens(seq_id, tokens)
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        return self._spec.draft(
+            [
+                binding.DraftRequest(
+                    seq=request.seq_id,
+                    tokens=request.tokens,
+                    id_last=request.last,
+                    pos0=len(request.tokens),
+                    n_max=request.n_max,
+                    temp=request.temp,
+                    seed=request.seed,
+                )
+                for request in requests
+            ]
+        )
+
+    def process(self, batch: Batch, offset: int, n_tokens: int) -> bool:
+        assert isinstance(batch, binding.Batch)
+        return self._spec.process(batch, offset, n_tokens)
+
+    def verify(self, requests: Sequence[VerifyRequest]) -> list[Verified | BackendError]:
+        out: list[Verified | BackendError] = []
+        for result in self._spec.verify([self._verify_request(request) for request in requests]):
+            if isinstance(result, binding.NativeError):
+                out.append(BackendError(str(result)))
+            else:
+                out.append(Verified(result.tokens, result.probs))
+        return out
+
+    @staticmethod
+    def _verify_request(request: VerifyRequest) -> binding.VerifyRequest:
+        assert isinstance(request.sampler, binding.Sampler)
+        return binding.VerifyRequest(
+            sampler=request.sampler,
+            seq=request.seq_id,
+            index=request.index,
+            draft=request.draft,
+            rejection=request.rejection,
+            replay=request.replay,
+            n_top=request.n_top,
+            post=request.post,
+        )
+
+    def accept(self, seq_id: int, n_tokens: int) -> None:
+        self._spec.accept(seq_id, n_tokens)
+
+    def checkpoint(self, seq_id: int) -> bytes:
+        return b"" if self._context is None else self._context.state_seq_get(seq_id, _PARTIAL_ONLY)
+
+    def roll_back(self, seq_id: int, data: bytes, n_tokens: int) -> None:
+        context = self._context
+        if context is None:
+            return
+        restored = not data or context.state_seq_set(seq_id, data, _PARTIAL_ONLY) == len(data)
+        if not (restored and context.memory.seq_rm(seq_id, n_tokens, -1)):
+            context.memory.seq_rm(seq_id)
+
+    def print_stats(self) -> None:
+        self._spec.print_stats()
 
 
 def sampler_settings(params: SamplingParams) -> dict[str, Any]:

@@ -132,8 +132,11 @@ class PromptReuse:
                 out.add(start)
         return sorted(n for n in out if n > slot.prompt.n_tokens)
 
-    def checkpoint(self, slot: Slot, n_added: int, n_ubatch: int) -> None:
-        """Take a checkpoint of what was in memory before the ``n_added`` tokens that this batch adds, if one is due."""
+    def checkpoint(self, slot: Slot, n_added: int, n_ubatch: int, is_bounded: bool) -> None:
+        """Take a checkpoint of what was in memory before the ``n_added`` tokens that this batch adds, if one is due.
+
+        ``is_bounded``: prompts go in small pieces at the moment; then not every piece near the end is worth one.
+        """
         task = slot.task
         assert task is not None
         prompt = slot.prompt
@@ -141,6 +144,8 @@ class PromptReuse:
         is_user_start = n_start in task.user_starts
         is_last_user = bool(task.user_starts) and n_start == task.user_starts[-1]
         near_end = task.n_tokens < prompt.n_tokens + n_ubatch
+        if is_bounded:
+            near_end = task.n_tokens - n_start in (N_LAST, N_LAST + n_ubatch)
         done = prompt.n_tokens == task.n_tokens
         if not done and not is_user_start and not near_end:
             return

@@ -22,6 +22,7 @@ from llamasrv.engine.queue import ServerQueue
 from llamasrv.engine.reader import ResponseReader
 from llamasrv.engine.response import ServerResponse
 from llamasrv.engine.result import (
+    ControlResult,
     ErrorType,
     GetLoraResult,
     LoraInfo,
@@ -253,11 +254,14 @@ class ServerContext:
             result.id = task.id
             self.response.send(result)
         elif task.type is TaskType.SLOT_GET:
-            slots = [slot.snapshot(self.config.slots_debug) for slot in self.pool.slots]
+            speculative = self.step.speculation is not None
+            slots = [slot.snapshot(self.config.slots_debug, speculative) for slot in self.pool.slots]
             n_idle = sum(not slot.is_processing for slot in slots)
             self.response.send(SlotsResult(id=task.id, slots=slots, n_idle_slots=n_idle))
         elif task.type in SLOT_ACTIONS:
             self._slot_action(task)
+        elif task.type is TaskType.CONTROL:
+            self.response.send(self._control(task))
         elif task.type is TaskType.GET_LORA:
             self._get_lora(task)
         elif task.type is TaskType.SET_LORA:
@@ -271,6 +275,20 @@ class ServerContext:
             if slot.task is not None and slot.task.id == id_target:
                 self.release(slot)
                 break
+
+    def _control(self, task: Task) -> ControlResult:
+        """Act on a completion while it is generated."""
+        for slot in self.pool.slots:
+            if slot.task is None or not task.control_cmpl_id or slot.task.cmpl_id != task.control_cmpl_id:
+                continue
+            if task.control_action != "reasoning_end":
+                return ControlResult(id=task.id, message="unknown control action")
+            if not slot.task.params.sampling.reasoning_control or slot.sampler is None:
+                return ControlResult(id=task.id, message="reasoning control not enabled for this completion")
+            slot.sampler.force_reasoning_end()
+            return ControlResult(id=task.id, success=True)
+        srv_wrn("control", "%s on unknown completion id=%s", task.control_action, task.control_cmpl_id)
+        return ControlResult(id=task.id, message="no active completion for this id")
 
     def _slot_action(self, task: Task) -> None:
         assert task.slot_action is not None
@@ -376,10 +394,15 @@ class ServerContext:
             raise ValueError("Prompt contains invalid tokens")
         sampler = None
         if task.need_sampling:
+            sampling = task.params.sampling
             try:
-                sampler = backend.new_sampler(task.params.sampling)
+                sampler = backend.new_sampler(sampling)
             except BackendError as exc:
                 raise BackendError(f"Failed to initialize samplers: {exc}") from exc
+            # the logits before sampling are not to be had from the device
+            needs_logits = sampling.n_probs > 0 and not task.params.post_sampling_probs
+            on_device = sampling.backend_sampling and not needs_logits
+            backend.set_sampler(slot.id, sampler if on_device else None)
         if save or task.is_child or (adapters != slot.adapters and not task.is_stateless):
             srv_trc("launch_slot", "updating prompt cache")
             self.pool.save_prompt(slot)
@@ -390,7 +413,6 @@ class ServerContext:
                 self.pool.keep_first(slot, n_alike)
             slot.adapters = adapters
         slot.sampler = sampler
-        slot.has_next_token = True
         slot.text = GeneratedText([word.encode(errors="replace") for word in task.params.antiprompt])
         slot.n_predict_max = task.params.n_predict if task.params.n_predict != -1 else self.config.n_predict
         slot.task = task
@@ -424,6 +446,7 @@ class ServerContext:
             metrics.n_draft_tokens += stats.n_draft_tokens
             metrics.n_draft_accepted += stats.n_draft_accepted
             metrics.n_draft_verif_steps += stats.n_draft_verif_steps
+            metrics.add_accepted(slot.n_accepted_per_pos)
         slot.reset()
         self.queue.pop_deferred_task(slot.id)
 
@@ -453,10 +476,11 @@ class ServerContext:
 
 
 def _output_limits(params: dict[str, Any]) -> dict[str, int]:
-    """How many outputs one batch can ask for: all entries for embeddings, else one per sequence."""
+    """How many outputs one batch can ask for: all entries for embeddings, else those of a draft per sequence."""
     if params["embedding"] or params["pooling_type"] not in ("unspecified", "none"):
         return {"n_outputs_max": params["n_batch"], "n_outputs_max_per_seq": 1}
-    return {"n_outputs_max": max(1, min(params["n_batch"], params["n_parallel"])), "n_outputs_max_per_seq": 1}
+    limits = params["speculative"]["output_limits"]
+    return {"n_outputs_max": max(1, limits["total"]), "n_outputs_max_per_seq": max(1, limits["per_seq"])}
 
 
 def _meta(backend: NativeBackend, params: dict[str, Any], n_ctx_slot: int) -> ServerMeta:

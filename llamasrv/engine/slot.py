@@ -37,6 +37,15 @@ class WaitFor:
     n_tokens: int
 
 
+@dataclass(slots=True)
+class DraftCheckpoint:
+    """The slot before a draft: ``n_tokens`` tokens; states of the memories that cannot drop single tokens."""
+
+    n_tokens: int
+    target: bytes = b""
+    draft: bytes = b""
+
+
 class Slot:
     """Owner of one sequence's KV cells, tokens, checkpoints, sampler, adapters and statistics.
 
@@ -46,12 +55,16 @@ class Slot:
 
     __slots__ = (
         "adapters",
+        "draft",
+        "draft_checkpoint",
+        "draft_is_replay",
         "generated_tokens",
         "has_new_line",
         "has_next_token",
         "i_batch",
         "id",
         "last_nl_pos",
+        "n_accepted_per_pos",
         "n_ctx",
         "n_gen_printed",
         "n_predict_max",
@@ -111,6 +124,12 @@ class Slot:
         self.stopping_word = ""
         self.t_print_last = 0
         self.n_gen_printed = 0
+        #: Tokens proposed after ``sampled``, in the batch if ``i_batch`` is set.
+        self.draft: list[int] = []
+        #: The draft was accepted before and only has to be computed again.
+        self.draft_is_replay = False
+        self.draft_checkpoint: DraftCheckpoint | None = None
+        self.n_accepted_per_pos: list[int] = []
         #: Set in state WAIT_OTHER.
         self.wait: WaitFor | None = None
 
@@ -131,9 +150,9 @@ class Slot:
     def has_budget(self) -> bool:
         return self.n_predict_max == -1 or self.n_remaining > 0
 
-    def snapshot(self, debug: bool) -> SlotSnapshot:
+    def snapshot(self, debug: bool, speculative: bool = False) -> SlotSnapshot:
         """State for GET /slots. ``debug``: with the prompt's tokens and the text."""
-        out = SlotSnapshot(id=self.id, n_ctx=self.n_ctx, is_processing=self.is_processing)
+        out = SlotSnapshot(id=self.id, n_ctx=self.n_ctx, is_processing=self.is_processing, speculative=speculative)
         task = self.task or self.task_prev
         if task is not None:
             out.id_task = task.id

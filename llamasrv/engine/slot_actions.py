@@ -58,7 +58,13 @@ class SlotActions:
             if n_state == 0:
                 return ErrorResult(id=task.id, message="Unable to save slot")
             size = slot_file.finish(
-                temporary, path, n_state, slot.prompt.checkpoints, self.identity(slot), slot.adapters.start
+                temporary,
+                path,
+                n_state,
+                slot.prompt.checkpoints,
+                self.backend.split_state,
+                self.identity(slot),
+                slot.adapters.start,
             )
         finally:
             temporary.unlink(missing_ok=True)
@@ -90,7 +96,9 @@ class SlotActions:
                 slot.prompt = prompt
             raise slot_file.SlotFileError("No available space in KV cache or invalid slot save file")
         self.pool.shared.cut(slot.id, 0)
-        checkpoints, n_checkpoints = slot_file.read_checkpoints(path, n_read, self.n_checkpoints)
+        checkpoints, n_checkpoints = slot_file.read_checkpoints(
+            path, n_read, self.n_checkpoints, self.backend.join_state
+        )
         slot.prompt = Prompt(found.tokens, checkpoints)
         slot.adapters = Adapters(slot.adapters.scales, found.adapter_start)
         slt_inf(slot, "slot_restore", "restored %d tokens, %d checkpoints", len(found.tokens), len(checkpoints))

@@ -14,7 +14,7 @@ import os
 import struct
 import tempfile
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,13 +132,14 @@ def finish(
     path: Path,
     n_state_end: int,
     checkpoints: list[Checkpoint],
+    split_state: Callable[[bytes], tuple[bytes, bytes, bytes]],
     identity: Mapping[str, Any],
     adapter_start: int = 0,
 ) -> int:
     """Add checkpoints and the record to a file that libllama wrote, and put it in place under its name.
 
-    ``n_state_end``: bytes that libllama wrote. ``adapter_start``: as in :class:`SlotFile`. Returns the file's size.
-    Raises OSError.
+    ``n_state_end``: bytes that libllama wrote. ``split_state``: see ``Backend.split_state``. ``adapter_start``: as in
+    :class:`SlotFile`. Returns the file's size. Raises OSError.
     """
     with temporary.open("r+b") as file:
         data = file.read(n_state_end)
@@ -148,7 +149,7 @@ def finish(
             for cur in checkpoints:
                 file.write(_CKPT_HEAD.pack(cur.n_tokens, cur.pos_min, cur.pos_max))
                 # target, draft and speculative state
-                for blob in (cur.data, b"", b""):
+                for blob in split_state(cur.data):
                     file.write(struct.pack("<Q", len(blob)))
                     file.write(blob)
         file.flush()
@@ -180,7 +181,9 @@ def temporary_beside(path: Path) -> Path:
     return Path(name)
 
 
-def read_checkpoints(path: Path, offset: int, n_max: int) -> tuple[list[Checkpoint], int]:
+def read_checkpoints(
+    path: Path, offset: int, n_max: int, join_state: Callable[[bytes, bytes, bytes], bytes]
+) -> tuple[list[Checkpoint], int]:
     """Checkpoints behind the state, the latest ``n_max`` of them, and the bytes they take; ([], 0) if unusable."""
     data = path.read_bytes()[offset:]
     if len(data) < 12:
@@ -206,7 +209,7 @@ def read_checkpoints(path: Path, offset: int, n_max: int) -> tuple[list[Checkpoi
                 pos += size
             if not blobs[0]:
                 raise SlotFileError("a checkpoint without state")
-            found.append(Checkpoint(n_tokens, pos_min, pos_max, blobs[0], id_task=-1))
+            found.append(Checkpoint(n_tokens, pos_min, pos_max, join_state(*blobs), id_task=-1))
             del found[: -n_max or len(found)]
     except (struct.error, SlotFileError) as exc:
         srv_wrn("read_checkp", "invalid context checkpoint appendix in '%s' - ignored: %s", path.name, exc)

@@ -30,6 +30,9 @@ class SlotPool:
         self.backend = backend
         self.config = config
         self.shared = SharedCells(config.n_parallel)
+        #: Of the step under way; capacity for one token and a draft of every slot, or a whole batch.
+        n_draft = backend.drafter.n_max if backend.drafter is not None else 0
+        self.batch = backend.new_batch(max(backend.n_batch, config.n_parallel * (1 + n_draft)))
         self.slots = [Slot(i, n_ctx_slot, adapters) for i in range(config.n_parallel)]
         self.cache = cache
         if cache is None and config.cache_ram_mib != 0:

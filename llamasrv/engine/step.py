@@ -17,8 +17,12 @@ from llamasrv.engine.prefix import PrefixSources
 from llamasrv.engine.result import StopType, TokenProb
 from llamasrv.engine.slot import Slot, SlotState
 from llamasrv.engine.slots import SlotPool
+from llamasrv.engine.speculation import Speculation
 from llamasrv.engine.stats import now_us
 from llamasrv.engine.timings import print_speed, print_timings
+
+#: Probability of a token, and the most likely ``(token, probability)``.
+Probabilities = tuple[float, list[tuple[int, float]]]
 
 
 class FatalDecodeError(RuntimeError):
@@ -48,8 +52,18 @@ class Step:
         self.prefixes = prefixes
         self.emit = emitter
         self.metrics = metrics
+        drafter = backend.drafter
+        self.speculation = Speculation(backend, drafter, pool, yield_to_queue) if drafter is not None else None
         self.builder = BatchBuilder(
-            backend, config, pool, prefixes, emitter, metrics, release=release, finish=self._finish
+            backend,
+            config,
+            pool,
+            prefixes,
+            emitter,
+            metrics,
+            release=release,
+            finish=self._finish,
+            speculation=self.speculation,
         )
         self.batch = self.builder.batch
         self._yield = yield_to_queue
@@ -79,7 +93,9 @@ class Step:
         n_batch = self.backend.n_batch
         offset = 0
         while offset < self.batch.n_tokens:
-            n_tokens = min(n_batch, self.batch.n_tokens - offset)
+            n_tokens = self.builder.part_end(offset, n_batch) - offset
+            if n_tokens == 0:
+                return
             try:
                 status = self._decode(offset, n_tokens)
                 if status == DecodeStatus.NO_KV_SPACE and n_batch > 1:
@@ -148,6 +164,8 @@ class Step:
                 self._running = frozenset()
         if status == DecodeStatus.OK:
             self._count(offset, end, started, has_output)
+            if self.speculation is not None:
+                self.speculation.process(offset, n_tokens)
             self._start_children()
         return status
 
@@ -266,8 +284,12 @@ class Step:
                 continue
             if slot.state is SlotState.GENERATING:
                 ready.append(slot)
-        if ready:
-            self._sample(ready, offset)
+        plain = [slot for slot in ready if not slot.draft]
+        if plain:
+            self._sample(plain, offset)
+        drafted = [slot for slot in ready if slot.draft]
+        if drafted and self.speculation is not None:
+            self._verify(drafted, offset, self.speculation)
 
     def _prompt_done(self, slot: Slot, offset: int, end: int) -> bool:
         """The prompt is computed: answer a task that needs no more. True if tokens are to be generated."""
@@ -283,7 +305,25 @@ class Step:
             self._finish(slot)
             return False
         slot.state = SlotState.GENERATING
+        if self.speculation is not None:
+            self.speculation.begin(slot)
         return True
+
+    def _verify(self, drafted: list[Slot], offset: int, speculation: Speculation) -> None:
+        results = speculation.verify(drafted, offset)
+        now = now_us()
+        for slot, result in zip(drafted, results, strict=True):
+            if result is None:
+                continue
+            try:
+                if isinstance(result, BackendError):
+                    raise result
+                for place, token in enumerate(result.tokens):
+                    self._take_token(slot, token, result.probs[place] if result.probs else None, now)
+                    if not slot.is_processing:
+                        break
+            except Exception as exc:
+                self.builder.fail(slot, exc)
 
     def _sample(self, ready: list[Slot], offset: int) -> None:
         samplers = []
@@ -298,11 +338,12 @@ class Step:
             try:
                 if isinstance(token, BackendError):
                     raise token
-                self._take_token(slot, token, index, now)
+                self._take_token(slot, token, self._probabilities(slot, token, index), now)
             except Exception as exc:
                 self.builder.fail(slot, exc)
 
-    def _take_token(self, slot: Slot, token: int, index: int, now: int) -> None:
+    def _take_token(self, slot: Slot, token: int, probs: Probabilities | None, now: int) -> None:
+        """Add one token to the slot's answer and end the task if it was the last."""
         task = slot.task
         assert task is not None
         params = task.params
@@ -317,8 +358,9 @@ class Step:
         backend = self.backend
         special = self.config.special or token in params.sampling.preserved_tokens
         prob: TokenProb | None = None
-        if params.sampling.n_probs > 0:
-            prob = self._probabilities(slot, token, index)
+        if probs is not None:
+            top = [(other, backend.piece(other, self.config.special), p) for other, p in probs[1]]
+            prob = TokenProb(token, b"", probs[0], top)
         shown, counts = accept_token(
             slot, token, backend.piece(token, special), backend.is_eog(token), self.config.ctx_shift
         )
@@ -332,21 +374,23 @@ class Step:
         elif active(INFO):
             print_speed(slot, now)
 
-    def _probabilities(self, slot: Slot, token: int, index: int) -> TokenProb:
+    def _probabilities(self, slot: Slot, token: int, index: int) -> Probabilities | None:
+        """What the client asked to know about a token just sampled from an entry of the last decode."""
         task = slot.task
         assert task is not None
         assert slot.sampler is not None
-        prob, top = self.backend.token_probs(
-            slot.sampler, index, token, task.params.sampling.n_probs, task.params.post_sampling_probs
-        )
-        special = self.config.special
-        return TokenProb(token, b"", prob, [(other, self.backend.piece(other, special), p) for other, p in top])
+        n_probs = task.params.sampling.n_probs
+        if n_probs <= 0:
+            return None
+        return self.backend.token_probs(slot.sampler, index, token, n_probs, task.params.post_sampling_probs)
 
     def _finish(self, slot: Slot) -> None:
         """Send the final result and free the slot."""
         task = slot.task
         assert task is not None
         print_timings(slot, self.backend.n_reused())
+        if self.speculation is not None:
+            self.speculation.drafter.print_stats()
         n_stop = 0
         if task.params.sampling.n_probs > 0 and slot.stop is StopType.WORD and not task.params.stream:
             n_stop = len(self.backend.tokenize(slot.stopping_word, False, False))

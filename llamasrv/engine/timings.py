@@ -69,3 +69,14 @@ def print_timings(slot: Slot, n_reused: int) -> None:
         stats.n_prompt_processed + stats.n_gen,
     )
     slt_inf(slot, "print_timings", "   graphs reused = %10d", n_reused)
+    if stats.n_draft_tokens:
+        mean = 1.0 + stats.n_draft_accepted / stats.n_draft_verif_steps if stats.n_draft_verif_steps else 1.0
+        slt_inf(
+            slot,
+            "print_timings",
+            "draft acceptance = %0.5f (%5d accepted / %5d generated), mean len = %5.2f",
+            stats.n_draft_accepted / stats.n_draft_tokens,
+            stats.n_draft_accepted,
+            stats.n_draft_tokens,
+            mean,
+        )
