@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamasrv.engine.backend import AdapterInfo, BackendError, Batch, DecodeStatus, Sampler, SeqRm
+from llamasrv.engine.drafting import Drafter
 from llamasrv.engine.task import SamplingParams
 
 BOS = 0
@@ -140,6 +141,9 @@ class FakeSampler:
         self.history.clear()
         self.n_generated = 0
 
+    def force_reasoning_end(self) -> bool:
+        return False
+
     def close(self) -> None:
         self.closed = True
 
@@ -210,6 +214,8 @@ class FakeBackend:
             self.seq_rm_type = SeqRm.NO
         else:
             self.seq_rm_type = SeqRm.FULL if spec.recurrent else SeqRm.PART
+        self.n_rs_seq = 0
+        self.drafter: Drafter | None = None
 
         #: Sequence -> position -> cell; in the unified buffer sequences may share cells.
         self.content: list[dict[int, Cell]] = [{} for _ in range(spec.n_seq_max)]
@@ -604,6 +610,27 @@ class FakeBackend:
     def embeddings_seq(self, seq_id: int) -> list[float] | None:
         value = self._pooled.get(seq_id)
         return None if value is None or self.pooling_type == POOLING_NONE else self._vector(value)
+
+    def split_state(self, data: bytes) -> tuple[bytes, bytes, bytes]:
+        return data, b"", b""
+
+    def join_state(self, target: bytes, draft: bytes, spec: bytes) -> bytes:
+        return target
+
+    def set_sampler(self, seq_id: int, sampler: Sampler | None) -> None:
+        pass
+
+    def clone_sampler(self, sampler: Sampler) -> Sampler:
+        assert isinstance(sampler, FakeSampler)
+        copy = FakeSampler(sampler.params)
+        self.copy_sampler(sampler, copy)
+        return copy
+
+    def copy_sampler(self, source: Sampler, target: Sampler) -> None:
+        assert isinstance(source, FakeSampler)
+        assert isinstance(target, FakeSampler)
+        target.history = list(source.history)
+        target.n_generated = source.n_generated
 
     def identity(self) -> dict[str, str]:
         return {"model": "fake", "cache type": "f16/f16"}
