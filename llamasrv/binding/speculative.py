@@ -98,10 +98,9 @@ class Verified:
 class _DraftArrays:
     """Arguments of :meth:`Speculative.draft`, kept from step to step."""
 
-    __slots__ = ("items", "n", "tokens")
+    __slots__ = ("items", "tokens")
 
     def __init__(self, n: int, n_max: int) -> None:
-        self.n = n
         self.items = ffi.new("lsrv_draft_item[]", n)
         self.tokens = ffi.new("int32_t[]", max(1, n * n_max))
         for i in range(n):
