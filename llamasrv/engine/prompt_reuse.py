@@ -94,7 +94,9 @@ class PromptReuse:
         pos_next = n_past
         has_new_tokens = n_past < task.n_tokens
         pos_min_needed = max(0, pos_next - self.n_swa - (0 if has_new_tokens else 1))
-        if 0 < n_past <= prompt.n_tokens and self.backend.seq_pos_min(slot.id) >= pos_min_needed:
+        # -1: what was cut off left nothing of the window
+        pos_min = self.backend.seq_pos_min(slot.id)
+        if 0 < n_past <= prompt.n_tokens and (pos_min < 0 or pos_min >= pos_min_needed):
             found = self._usable_checkpoint(prompt.checkpoints, pos_min_needed, pos_next)
             if found is not None and self.backend.state_set(slot.id, found.data, partial=True):
                 pos_next = min(pos_next, max(found.pos_min + 1, found.pos_max))
