@@ -29,7 +29,10 @@ class NativeBackend:
         self._params = params
         self.model = binding.Model.load(params, progress)
         try:
-            spec = binding.Speculative.load(self.model, params, progress)
+            self.seq_rm_type = SeqRm(self.model.context.seq_rm_type())
+            spec = None
+            if self.seq_rm_type is not SeqRm.NO:
+                spec = binding.Speculative.load(self.model, params, progress)
         except binding.NativeError:
             self.model.close()
             raise
@@ -51,7 +54,6 @@ class NativeBackend:
         self.has_memory = context.has_memory
         self.causal_attn = context.causal_attn
         self.can_shift = self.has_memory and self._memory.can_shift
-        self.seq_rm_type = SeqRm(context.seq_rm_type())
         self.n_rs_seq = context.n_rs_seq
         self.drafter: Drafter | None = NativeDrafter(spec) if spec is not None else None
         self.pooling_type = context.pooling_type
