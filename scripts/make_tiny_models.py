@@ -313,32 +313,29 @@ def tiny_moe(path: Path) -> None:
 
 
 def tiny_swa(path: Path) -> None:
-    """Window of 32 tokens in all layers but every second, as gemma3 has it."""
+    """Window of 32 tokens in every second layer, as olmo2 can have it."""
     n_embd, n_head, n_head_kv, n_ff, n_layer = 64, 2, 1, 96, 2
+    head = n_embd // n_head
     vocab = spm_vocabulary()
-    build = Builder(path, "gemma3", "tiny-swa", seed=19)
+    build = Builder(path, "olmo2", "tiny-swa", seed=19)
     build.keys(decoder_keys(n_embd, n_layer, n_head, n_head_kv, n_ff))
-    build.keys(
-        {
-            "attention.key_length": n_embd // n_head,
-            "attention.value_length": n_embd // n_head,
-            "attention.sliding_window": 32,
-            "attention.sliding_window_pattern": 2,
-            "rope.freq_base": 10000.0,
-        }
-    )
+    build.keys({"attention.sliding_window": 32, "attention.sliding_window_pattern": 2})
     vocab.write(build.writer)
     build.writer.add_chat_template(CHAT_TEMPLATE)
     embedding_tables(build, vocab, n_embd, spread=3.0)
     for layer in range(n_layer):
         block = f"blk.{layer}"
-        attention(build, block, n_embd, n_head, n_head_kv)
-        feed_forward(build, block, n_embd, n_ff)
-        for part in ("attn_q_norm", "attn_k_norm"):
-            build.ones(f"{block}.{part}", n_embd // n_head, 1.5)
-        # the embeddings enter multiplied by sqrt(n_embd)
-        for part in ("post_attention_norm", "post_ffw_norm"):
-            build.ones(f"{block}.{part}", n_embd, n_embd**0.5)
+        build.matrix(f"{block}.attn_q", n_embd, n_embd)
+        build.matrix(f"{block}.attn_k", n_head_kv * head, n_embd)
+        build.matrix(f"{block}.attn_v", n_head_kv * head, n_embd)
+        build.matrix(f"{block}.attn_output", n_embd, n_embd)
+        build.ones(f"{block}.attn_q_norm", n_embd, 0.8)
+        build.ones(f"{block}.attn_k_norm", n_head_kv * head, 0.8)
+        build.ones(f"{block}.post_attention_norm", n_embd, 1.5)
+        build.matrix(f"{block}.ffn_gate", n_ff, n_embd)
+        build.matrix(f"{block}.ffn_up", n_ff, n_embd)
+        build.matrix(f"{block}.ffn_down", n_embd, n_ff)
+        build.ones(f"{block}.post_ffw_norm", n_embd, 1.5)
     build.finish()
 
 
