@@ -8,8 +8,9 @@ with the real one, for which the checks that need this are left out.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,6 +34,14 @@ from llamasrv.engine.task import READ_ONLY, SamplingParams, SlotAction, Task, Ta
 
 T = TypeVar("T")
 
+#: Texts of errors that a correct engine gives without anything having gone wrong in the native part.
+EXPECTED_ERRORS = (
+    "exceeds the available context size",
+    "Context size has been exceeded",
+    "context shift cannot be used for shared prompt",
+    "too large to process",
+    "larger than the max context size",
+)
 #: Steps after which a drained schedule must have ended.
 MAX_STEPS = 5000
 
@@ -141,17 +150,33 @@ def prompt_numbers(request: Request) -> list[int]:
 SCALES = st.sampled_from([((0, 1.0),), ((1, 1.0),), ((0, 0.5), (1, 0.5)), (), ((2, 1.0),), ((1, 0.5), (2, 1.0))])
 
 
-def requests(n_slots: int, faults: bool, lora: bool, max_cut: int = 70) -> st.SearchStrategy[Request]:
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """What a schedule may contain. ``faults``: what goes wrong in the native part."""
+
+    n_slots: int
+    faults: bool = True
+    lora: bool = True
+    files: bool = True
+    types: tuple[TaskType, ...] = (TaskType.COMPLETION,)
+    temperatures: tuple[float, ...] = (0.0, 0.8)
+    #: Most tokens of a prompt's part that others may share.
+    max_cut: int = 70
+
+
+def requests(kinds: Kinds, faults: bool) -> st.SearchStrategy[Request]:
+    n_slots, lora = kinds.n_slots, kinds.lora
     return st.builds(
         Request,
+        type=st.sampled_from(kinds.types),
         base=st.integers(0, 3),
-        cut=st.integers(0, max_cut),
+        cut=st.integers(0, kinds.max_cut),
         suffix=st.lists(st.integers(0, 9), max_size=4).map(tuple),
         n_predict=st.sampled_from([0, 1, 2, 3, 8, 20, 60]),
         stream=st.booleans(),
         n_cmpl=st.sampled_from([1, 1, 1, 1, 2, 3, n_slots]),
         id_slot=st.sampled_from([-1, -1, -1, -1, *range(n_slots)]),
-        temp=st.sampled_from([0.0, 0.8]),
+        temp=st.sampled_from(kinds.temperatures),
         seed=st.integers(1, 5),
         stop=st.sampled_from([(), (), (), (" stop",), ("\n\n", "e"), ("aa", " the r"), ("STOP", "é")]),
         cache_prompt=st.sampled_from([True, True, True, False]),
@@ -164,21 +189,22 @@ def requests(n_slots: int, faults: bool, lora: bool, max_cut: int = 70) -> st.Se
 
 
 @st.composite
-def schedules(draw: st.DrawFn, n_slots: int, faults: bool = True, lora: bool = True, max_cut: int = 70) -> list[Action]:
-    """Lists of actions; with ``faults`` one in four also has what goes wrong in the native part."""
-    faults = faults and draw(st.sampled_from([False, False, False, True]))
+def schedules(draw: st.DrawFn, kinds: Kinds) -> list[Action]:
+    """Lists of actions. Faults are in one of four only: they end much of what runs."""
+    faults = kinds.faults and draw(st.sampled_from([False, False, False, True]))
     leaving = draw(st.booleans())
-    submit: st.SearchStrategy[Action] = requests(n_slots, faults, lora, max_cut).map(Submit)
+    submit: st.SearchStrategy[Action] = requests(kinds, faults).map(Submit)
     steps: st.SearchStrategy[Action] = st.builds(Steps, st.sampled_from([1, 2, 5, 20, 40]))
     moment = st.sampled_from([None, None, 0, 1, 2])
     asking = st.sampled_from(sorted(READ_ONLY, key=lambda kind: kind.value))
     rare: list[st.SearchStrategy[Action]] = [st.builds(Ask, asking, moment)]
-    actions = st.sampled_from([TaskType.SLOT_SAVE, TaskType.SLOT_RESTORE, TaskType.SLOT_ERASE])
-    rare.append(st.builds(SlotFile, actions, st.integers(0, n_slots - 1), st.integers(0, 1)))
+    if kinds.files:
+        actions = st.sampled_from([TaskType.SLOT_SAVE, TaskType.SLOT_RESTORE, TaskType.SLOT_ERASE])
+        rare.append(st.builds(SlotFile, actions, st.integers(0, kinds.n_slots - 1), st.integers(0, 1)))
     if leaving:
         rare.append(st.builds(Leave, st.integers(0, 7), moment))
         rare.append(st.builds(Leave, st.integers(0, 7), moment))
-    if lora:
+    if kinds.lora:
         rare.append(st.builds(SetLora, SCALES))
     if faults:
         statuses = st.sampled_from([int(DecodeStatus.ABORTED), int(DecodeStatus.INVALID_BATCH), -2, -3])
@@ -241,6 +267,7 @@ class Simulation:
         backend: Backend,
         folder: Path,
         token: Callable[[int], int] | None = None,
+        n_cache_reuse: int = 0,
     ) -> None:
         self.context = context
         self.backend = backend
@@ -248,6 +275,7 @@ class Simulation:
         self.token = token or (lambda number: 3 + number % (backend.n_vocab - 3))
         self.first = [BOS] if self.fake is not None else [1]
         self.folder = folder
+        self.n_cache_reuse = n_cache_reuse
         self.clients: list[Client] = []
         self.answers: list[Result] = []
         self.n_asked = 0
@@ -279,6 +307,14 @@ class Simulation:
         for action in schedule:
             self.act(action)
         self.drain()
+
+    def check_errors(self, schedule: Sequence[Action]) -> None:
+        """Errors have a reason outside the engine."""
+        faults = any(isinstance(action, BreakDecode | BreakSampling) for action in schedule)
+        for client in self.clients:
+            if client.error is not None and not faults and not client.request.broken_grammar:
+                message = client.error.message
+                assert any(text in message for text in EXPECTED_ERRORS), f"request {client.arrival}: {message}"
 
     def act(self, action: Action) -> None:
         match action:
@@ -343,8 +379,10 @@ class Simulation:
             n_keep=request.n_keep,
             n_discard=request.n_discard,
             n_cmpl=request.n_cmpl,
+            n_cache_reuse=self.n_cache_reuse,
             lora=None if request.lora is None else dict(request.lora),
             antiprompt=request.stop,
+            return_tokens=True,
             sampling=SamplingParams(
                 temp=request.temp,
                 seed=request.seed,
@@ -354,8 +392,9 @@ class Simulation:
         )
         queue = self.context.queue
         task = Task(id=queue.get_new_id(), type=request.type, tokens=tokens, params=params, id_slot=request.id_slot)
-        for _ in range(request.n_cmpl - 1):
-            task.add_child(queue.get_new_id())
+        if task.need_sampling:
+            for _ in range(request.n_cmpl - 1):
+                task.add_child(queue.get_new_id())
         client = Client(request, self.context.reader(), task, arrival=len(self.clients))
         client.reader.post_task(task)
         self.clients.append(client)
@@ -391,6 +430,8 @@ class Simulation:
         self._observe()
         self.collect()
         self.check()
+
+    # -- during a native call
 
     def _yield(self, work: Callable[[], T]) -> T:
         self._observe()
@@ -480,6 +521,10 @@ class Simulation:
             assert count == 1, f"task {id_task} ended {count} times"
         if self.fake is not None:
             self._check_content(self.fake)
+        elif self.backend.has_memory:
+            for slot in self.context.pool.slots:
+                last = self.backend.seq_pos_max(slot.id)
+                assert last == slot.prompt.n_tokens - 1, f"slot {slot.id}: {last} is the last of {slot.prompt.n_tokens}"
 
     def _check_content(self, fake: FakeBackend) -> None:
         assert not fake.violations, fake.violations
@@ -543,7 +588,7 @@ class Simulation:
         ``cold(request, adapters)`` makes that run. A request that was cut short has the beginning of its text.
         """
         for client in self.clients:
-            if client.adapters is None:
+            if client.adapters is None or not client.task.need_sampling:
                 continue
             for index in range(len(client.task.ids())):
                 # further completions count the seed on
@@ -565,3 +610,48 @@ def run_alone(
     client = simulation.submit(replace(request, stream=False))
     simulation.drain()
     return client
+
+
+# -- what to show when it fails
+
+
+def minimise(
+    schedule: Sequence[Action], fails: Callable[[Sequence[Action]], bool], seconds: float = 20
+) -> list[Action]:
+    """A short schedule that still fails, by leaving out parts and then simplifying requests while time lasts."""
+    deadline = time.monotonic() + seconds
+    best = list(schedule)
+    size = len(best)
+    while size >= 1:
+        start = 0
+        while start < len(best) and time.monotonic() < deadline:
+            shorter = best[:start] + best[start + size :]
+            if fails(shorter):
+                best = shorter
+            else:
+                start += size
+        size //= 2
+    for position, action in enumerate(best):
+        if not isinstance(action, Submit):
+            continue
+        for name in fields(Request):
+            current = best[position]
+            assert isinstance(current, Submit)
+            simpler = replace(current.request, **{name.name: name.default})
+            candidate = [*best[:position], Submit(simpler), *best[position + 1 :]]
+            if simpler != current.request and time.monotonic() < deadline and fails(candidate):
+                best = candidate
+    return best
+
+
+def describe(schedule: Sequence[Action]) -> str:
+    """The schedule as an expression, without what is at its default."""
+
+    def show(action: Action) -> str:
+        if not isinstance(action, Submit):
+            return str(action)
+        request = action.request
+        changed = [f for f in fields(request) if getattr(request, f.name) != f.default]
+        return "Submit(Request(" + ", ".join(f"{f.name}={getattr(request, f.name)!r}" for f in changed) + "))"
+
+    return "[\n" + "".join(f"    {show(action)},\n" for action in schedule) + "]"

@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 import pytest
-from fake_backend import BOS, N_VOCAB, FakeBackend, FakeSpec
-from hypothesis import HealthCheck, given, settings
+from fake_backend import BOS, N_VOCAB, POOLING_MEAN, POOLING_NONE, POOLING_RANK, FakeBackend, FakeSpec
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from simulation import Action, Outcome, Request, Simulation, prompt_numbers, run_alone, schedules
+from simulation import (
+    Action,
+    Client,
+    Kinds,
+    Outcome,
+    Request,
+    Simulation,
+    Terminate,
+    describe,
+    minimise,
+    prompt_numbers,
+    run_alone,
+    schedules,
+)
 
+from llamasrv.binding import Params, backend_init
 from llamasrv.engine.adapters import Adapters
 from llamasrv.engine.backend import Backend
+from llamasrv.engine.chunk_budget import ChunkBudget
 from llamasrv.engine.config import EngineConfig
-from llamasrv.engine.result import ErrorResult, StopType
+from llamasrv.engine.native import NativeBackend
+from llamasrv.engine.result import EmbeddingResult, ErrorResult, RerankResult, StopType
 from llamasrv.engine.server_context import ServerContext
-from llamasrv.engine.task import SamplingParams
+from llamasrv.engine.task import SamplingParams, TaskType
 
+#: Schedules per test; more make a longer search.
+N_EXAMPLES = int(os.environ.get("LLAMASRV_SIMULATION_EXAMPLES", "100"))
 N_SLOTS = 4
 
 #: A token that many prompts have, some of them several times.
 INVOCATION = (3 + 52 % (N_VOCAB - 3),)
 
-SPECS = {
+TEXT_SPECS = {
     "unified": FakeSpec(invocation=INVOCATION, n_ctx=400, unified=True),
     "unified-small": FakeSpec(invocation=INVOCATION, n_ctx=150, unified=True),
     "split": FakeSpec(invocation=INVOCATION, n_ctx=4 * 96, unified=False),
@@ -34,6 +54,15 @@ SPECS = {
     "recurrent": FakeSpec(invocation=INVOCATION, n_ctx=4 * 96, unified=False, recurrent=True),
     "no-shift": FakeSpec(invocation=INVOCATION, n_ctx=4 * 80, unified=False, can_shift=False),
 }
+#: With vectors instead of text, or beside it.
+POOLING_SPECS = {
+    "encoder": FakeSpec(has_memory=False, n_batch=64, n_ubatch=64, pooling_type=POOLING_MEAN),
+    "encoder, no pooling": FakeSpec(has_memory=False, n_batch=64, n_ubatch=64, pooling_type=POOLING_NONE),
+    "reranker": FakeSpec(has_memory=False, n_batch=64, n_ubatch=64, pooling_type=POOLING_RANK),
+    "decoder": FakeSpec(n_ctx=400, n_batch=64, n_ubatch=64, pooling_type=POOLING_MEAN),
+    "decoder, no pooling": FakeSpec(n_ctx=400, n_batch=64, n_ubatch=64, pooling_type=POOLING_NONE),
+}
+SPECS = {**TEXT_SPECS, **POOLING_SPECS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +76,26 @@ class Settings:
     similarity: float = 0.1
     n_ctx_checkpoints: int = 4
     checkpoint_min_step: int = 0
+    share_prefix: bool = True
     n_batch: int = 64
     n_ubatch: int = 16
+    #: Prompt tokens in a step that also generates; None: as many as fit.
+    chunk: int | None = None
 
     def config(self, spec: FakeSpec, n_parallel: int) -> EngineConfig:
         return EngineConfig(
             n_parallel=n_parallel,
             kv_unified=spec.unified,
             cont_batching=self.cont_batching,
-            ctx_shift=self.ctx_shift and spec.can_shift and not spec.recurrent,
+            ctx_shift=self.ctx_shift and spec.can_shift and not spec.recurrent and spec.has_memory,
             cache_ram_mib=self.cache_ram_mib,
             cache_idle_slots=self.cache_idle_slots and self.cache_ram_mib != 0,
             slot_prompt_similarity=self.similarity,
             n_ctx_checkpoints=self.n_ctx_checkpoints,
             checkpoint_min_step=self.checkpoint_min_step,
-            lora=[0.0, 0.0, 0.0],
+            share_prefix=self.share_prefix,
+            stream_gap_ms=0,
+            lora=[0.0] * (spec.n_adapters + bool(spec.invocation)),
         )
 
 
@@ -74,16 +108,35 @@ SETTINGS = st.builds(
     similarity=st.sampled_from([0.0, 0.1, 0.5]),
     n_ctx_checkpoints=st.sampled_from([0, 1, 4]),
     checkpoint_min_step=st.sampled_from([0, 20]),
+    share_prefix=st.sampled_from([True, True, False]),
     n_batch=st.sampled_from([16, 64]),
     n_ubatch=st.sampled_from([4, 16]),
+    chunk=st.sampled_from([None, None, 1, 5]),
 )
 
 
-def alone_spec(name: str, chosen: Settings) -> FakeSpec:
+class FixedBudget(ChunkBudget):
+    """Chunks that depend on no clock."""
+
+    def __init__(self, chunk: int) -> None:
+        super().__init__(0)
+        self.chunk = chunk
+
+    def limit(self, n_batch: int) -> int:
+        return min(self.chunk, n_batch)
+
+
+# -- what a request gives alone
+
+
+def alone_spec(spec: FakeSpec, chosen: Settings) -> FakeSpec:
     """One slot of the same size."""
-    spec = SPECS[name]
     n_ctx = spec.n_ctx if spec.unified else spec.n_ctx // spec.n_seq_max
     return replace(spec, n_ctx=n_ctx, n_seq_max=1, n_batch=chosen.n_batch, n_ubatch=chosen.n_ubatch)
+
+
+def prompt_of(request: Request) -> list[int]:
+    return [BOS] + [3 + number % (N_VOCAB - 3) for number in prompt_numbers(request)]
 
 
 def ends_inside_character(text: bytes) -> bool:
@@ -100,7 +153,7 @@ def ends_inside_character(text: bytes) -> bool:
 def by_hand(spec: FakeSpec, request: Request, adapters: Adapters) -> Outcome | None:
     """What a request gives, by the plainest possible loop over the backend. None: an error, or a matter of shifting."""
     backend = FakeBackend(spec)
-    tokens = [BOS] + [3 + number % (N_VOCAB - 3) for number in prompt_numbers(request)]
+    tokens = prompt_of(request)
     if request.broken_grammar or len(tokens) >= backend.n_ctx_seq:
         return None
     sampler = backend.new_sampler(SamplingParams(temp=request.temp, seed=request.seed))
@@ -139,45 +192,215 @@ def by_hand(spec: FakeSpec, request: Request, adapters: Adapters) -> Outcome | N
         n_held += 1
 
 
+def vector_by_hand(spec: FakeSpec, request: Request, adapters: Adapters) -> list[list[float]] | None:
+    """What an embedding or rerank request gives; None: its prompt is too long."""
+    backend = FakeBackend(spec)
+    tokens = prompt_of(request)
+    if len(tokens) > min(spec.n_ubatch, backend.n_ctx_seq - 1):
+        return None
+    backend.set_lora(list(enumerate(adapters.scales)))
+    backend.set_embeddings(True)
+    batch = backend.new_batch(len(tokens))
+    batch.extend(tokens, 0, 0, True)
+    assert backend.decode(batch, 0, len(tokens), True, 1) == 0
+    if spec.pooling_type == POOLING_NONE:
+        vectors = [backend.embeddings_ith(index) for index in range(len(tokens))]
+    else:
+        vectors = [backend.embeddings_seq(0)]
+    return [vector for vector in vectors if vector is not None]
+
+
 @lru_cache(maxsize=100_000)
 def cold(
     name: str, chosen: Settings, request: Request, adapters: Adapters
 ) -> tuple[Outcome | None, ErrorResult | None]:
     """The request alone on a fresh engine with one slot of the same size, without any cache."""
-    spec = alone_spec(name, chosen)
-    expected = by_hand(spec, request, adapters)
-    config = replace(chosen, cache_ram_mib=0).config(spec, n_parallel=1)
+    alone = alone_spec(SPECS[name], chosen)
+    expected = by_hand(alone, request, adapters)
+    config = replace(chosen, cache_ram_mib=0).config(alone, n_parallel=1)
     if expected is not None and not (config.ctx_shift and expected.truncated):
         return expected, None
     # cut short by the context, or shifted: the engine's own way of that
-    backend = FakeBackend(spec)
+    backend = FakeBackend(alone)
     context = ServerContext.with_backend(backend, config)
     client = run_alone(context, backend, replace(request, lora=tuple(enumerate(adapters.scales))))
-    outcomes = Simulation.outcomes(client)
-    return outcomes.get(0), client.error
+    return Simulation.outcomes(client).get(0), client.error
 
 
-def play(name: str, chosen: Settings, schedule: list[Action]) -> Simulation:
-    with tempfile.TemporaryDirectory() as folder:
-        return _play(name, chosen, schedule, Path(folder))
+def check_vectors(simulation: Simulation, name: str, chosen: Settings) -> None:
+    for client in simulation.clients:
+        if client.vector is None or client.adapters is None:
+            continue
+        expected = vector_by_hand(alone_spec(SPECS[name], chosen), client.request, client.adapters)
+        assert expected is not None, f"request {client.arrival} should have been refused"
+        if isinstance(client.vector, RerankResult):
+            assert client.vector.score == expected[0][0]
+        else:
+            assert isinstance(client.vector, EmbeddingResult)
+            assert client.vector.embedding == expected
 
 
-def _play(name: str, chosen: Settings, schedule: list[Action], folder: Path) -> Simulation:
+# -- playing a schedule against the fake
+
+
+def play(name: str, chosen: Settings, schedule: Sequence[Action], compare: bool = True, n_reuse: int = 0) -> None:
+    """``n_reuse``: smallest chunk that is shifted to where a new prompt has it."""
     spec = SPECS[name]
     backend = FakeBackend(replace(spec, n_batch=chosen.n_batch, n_ubatch=chosen.n_ubatch))
     context = ServerContext.with_backend(backend, chosen.config(spec, N_SLOTS))
-    simulation = Simulation(context, backend, folder)
-    simulation.play(schedule)
-    simulation.check_texts(lambda request, adapters: cold(name, chosen, request, adapters))
+    if chosen.chunk is not None:
+        context.step.builder.budget = FixedBudget(chosen.chunk)
+    with tempfile.TemporaryDirectory() as folder:
+        simulation = Simulation(context, backend, Path(folder), n_cache_reuse=n_reuse)
+        simulation.play(schedule)
+    simulation.check_errors(schedule)
+    if compare:
+        simulation.check_texts(lambda request, adapters: cold(name, chosen, request, adapters))
+    check_vectors(simulation, name, chosen)
     context.close()
-    return simulation
 
 
-@pytest.mark.parametrize("name", SPECS)
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
-@given(chosen=SETTINGS, schedule=schedules(N_SLOTS))
+def search(run: Callable[[Sequence[Action]], None], schedule: Sequence[Action]) -> None:
+    """Run; when that fails, say so with the shortest schedule that fails at the same place."""
+    try:
+        run(schedule)
+    except Exception as error:
+        place = where(error)
+
+        def fails(candidate: Sequence[Action]) -> bool:
+            try:
+                run(candidate)
+            except Exception as other:
+                return where(other) == place
+            return False
+
+        smallest = minimise(schedule, fails)
+        try:
+            run(smallest)
+        except Exception as last:
+            raise AssertionError(f"{last}\n{describe(smallest)}") from last
+        raise
+
+
+def where(error: BaseException) -> tuple[type, int]:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return type(error), trace.tb_lineno if trace is not None else 0
+
+
+#: The schedules are made shorter by :func:`minimise`, in bounded time.
+randomly = settings(
+    max_examples=N_EXAMPLES,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+)
+
+
+@pytest.mark.parametrize("name", TEXT_SPECS)
+@randomly
+@given(chosen=SETTINGS, schedule=schedules(Kinds(N_SLOTS)))
 def test_invariants_hold_under_random_schedules(name: str, chosen: Settings, schedule: list[Action]) -> None:
-    play(name, chosen, schedule)
+    search(lambda actions: play(name, chosen, actions), schedule)
+
+
+@pytest.mark.parametrize("name", ["unified", "split"])
+@randomly
+@given(chosen=SETTINGS, schedule=schedules(Kinds(N_SLOTS)))
+def test_invariants_hold_with_shifted_chunks(name: str, chosen: Settings, schedule: list[Action]) -> None:
+    """Chunks behind a gap are reused although computed in another context: the texts are not compared."""
+    search(lambda actions: play(name, chosen, actions, compare=False, n_reuse=4), schedule)
+
+
+@pytest.mark.parametrize("name", POOLING_SPECS)
+@randomly
+@given(chosen=SETTINGS, data=st.data())
+def test_vectors_are_those_of_the_request_alone(name: str, chosen: Settings, data: st.DataObject) -> None:
+    spec = SPECS[name]
+    types = [TaskType.RERANK if spec.pooling_type == POOLING_RANK else TaskType.EMBEDDING]
+    if spec.has_memory:
+        types.append(TaskType.COMPLETION)
+    schedule = data.draw(schedules(Kinds(N_SLOTS, types=tuple(types), files=False)))
+    fitting = replace(chosen, n_batch=spec.n_batch, n_ubatch=spec.n_ubatch)
+    search(lambda actions: play(name, fitting, actions), schedule)
+
+
+# -- against the real library
+
+
+@dataclass(frozen=True, slots=True)
+class Real:
+    """A loaded model that many engines use one after the other."""
+
+    params: Params
+    backend: NativeBackend
+
+    def engine(self, n_parallel: int, cache_ram_mib: int) -> ServerContext:
+        # the engine before may have asked to abort a call whose number comes again
+        self.backend.abort(0)
+        for id_seq in range(self.backend.n_seq_max):
+            self.backend.seq_rm(id_seq, -1, -1)
+        config = EngineConfig.from_params({**self.params.to_dict(), "n_parallel": n_parallel})
+        config.cache_ram_mib = cache_ram_mib
+        config.cache_idle_slots = config.cache_idle_slots and cache_ram_mib != 0
+        config.stream_gap_ms = 0
+        config.checkpoint_min_step = 0
+        config.lora = [0.0] * len(config.lora)
+        return ServerContext.with_backend(self.backend, config)
+
+
+REAL = {
+    "unified": ("tiny-llama", ["-c", "256", "--kv-unified"]),
+    "split": ("tiny-llama", ["-c", "1024"]),
+    "window": ("tiny-swa", ["-c", "1024"]),
+    "recurrent": ("tiny-mamba", ["-c", "1024"]),
+}
+
+
+@pytest.fixture(scope="module", params=REAL)
+def real(request: pytest.FixtureRequest, tiny_models: dict[str, Path]) -> Iterator[Real]:
+    model, flags = REAL[request.param]
+    flags = [*flags, "-np", str(N_SLOTS), "-b", "64", "-ub", "32", "-t", "1", "--no-warmup", "-lv", "0"]
+    # without flash attention and rounded cells, batches of other sizes give the same greedy text
+    flags += ["-fa", "off", "-ctk", "f32", "-ctv", "f32"]
+    if model == "tiny-llama":
+        names = ("tiny-lora-a", "tiny-lora-b", "tiny-alora")
+        flags += ["--lora", ",".join(str(tiny_models[name]) for name in names)]
+    with Params.parse(["llamasrv", "-m", str(tiny_models[model]), *flags]) as params:
+        backend_init(params)
+        backend = NativeBackend(params)
+        yield Real(params, backend)
+        backend.close()
+
+
+def real_token(number: int) -> int:
+    """Words of the tiny models' common vocabulary."""
+    return 265 + number * 3 % 180
+
+
+@settings(parent=randomly, max_examples=max(5, N_EXAMPLES // 5))
+@given(cache_ram_mib=st.sampled_from([-1, 0]), data=st.data())
+def test_invariants_hold_over_the_real_library(real: Real, cache_ram_mib: int, data: st.DataObject) -> None:
+    kinds = Kinds(N_SLOTS, faults=False, lora=bool(real.backend.adapter_infos()), temperatures=(0.0,))
+    schedule = data.draw(schedules(kinds))
+
+    def alone(request: Request, adapters: Adapters) -> tuple[Outcome | None, ErrorResult | None]:
+        context = real.engine(n_parallel=1, cache_ram_mib=0)
+        lora = tuple(enumerate(adapters.scales))
+        client: Client = run_alone(context, real.backend, replace(request, lora=lora), real_token)
+        return Simulation.outcomes(client).get(0), client.error
+
+    def run(actions: Sequence[Action]) -> None:
+        context = real.engine(N_SLOTS, cache_ram_mib)
+        with tempfile.TemporaryDirectory() as folder:
+            simulation = Simulation(context, real.backend, Path(folder), real_token)
+            # the end of the process would be the end of the backend
+            simulation.play([action for action in actions if not isinstance(action, Terminate)])
+        simulation.check_errors(actions)
+        simulation.check_texts(alone)
+
+    search(run, schedule)
 
 
 def as_protocol(backend: FakeBackend) -> Backend:
