@@ -32,10 +32,19 @@ class GrammarUse:
 
     def from_json_schema(self, schema: Any) -> str:
         """The GBNF text for ``schema``. Raises ValueError saying what is wrong with it."""
+        return self._convert_text(dumps(self._with_usable_patterns(schema)).decode())
+
+    def usable_schema(self, schema: Any) -> Any:
+        """``schema`` as libllama enforces it, without words that it would ignore. Raises like from_json_schema."""
+        own = self._with_usable_patterns(schema)
+        self._convert_text(dumps(own).decode())
+        return own
+
+    def _with_usable_patterns(self, schema: Any) -> Any:
         own = copy.deepcopy(schema)
         for path, node in json_schema.check(own).items():
             node["pattern"] = self._usable_pattern(path, node["pattern"])
-        return self._convert_text(dumps(own).decode())
+        return own
 
     def _check(self, text: str) -> None:
         if text.startswith("%llguidance"):
