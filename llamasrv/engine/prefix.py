@@ -122,7 +122,8 @@ class PrefixSources:
         assert task is not None
         donor = wait.slot
         n_ready = min(common_prefix(donor.prompt.tokens, task.tokens), donor.adapters.n_alike(slot.adapters))
-        if n_ready >= wait.n_tokens:
+        # a part of it can be taken from some memories only
+        if n_ready >= wait.n_tokens and (self.can_share or n_ready == donor.prompt.n_tokens):
             slot.wait = None
             self.copy(donor, slot, n_ready)
         elif donor.task is not None and donor.task.id == wait.id_task and donor.state in _COMPUTING:

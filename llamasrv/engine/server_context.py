@@ -373,14 +373,15 @@ class ServerContext:
             for part, place in zip([*task.child_tasks, task], [*children, slot], strict=True):
                 self._launch(place, part, self._adapters(part), save)
                 started.append(place)
+                if part is not task:
+                    # before the parent looks for somebody who computes its beginning
+                    place.state = SlotState.WAIT_OTHER
+                    place.wait = WaitFor(slot, task.id, task.n_tokens_shared or task.n_tokens)
         except (BackendError, ValueError) as exc:
             for place in started:
                 self.release(place)
             self.emit.error(task, str(exc), ErrorType.INVALID_REQUEST)
             return False
-        for child in children:
-            child.state = SlotState.WAIT_OTHER
-            child.wait = WaitFor(slot, task.id, task.n_tokens_shared or task.n_tokens)
         return True
 
     def _launch(self, slot: Slot, task: Task, adapters: Adapters, save: bool) -> None:

@@ -96,6 +96,9 @@ class SlotActions:
                 slot.prompt = prompt
             raise slot_file.SlotFileError("No available space in KV cache or invalid slot save file")
         self.pool.shared.cut(slot.id, 0)
+        if not found.tokens:
+            # libllama takes an empty state for nothing to do
+            self.backend.seq_rm(slot.id, -1, -1)
         checkpoints, n_checkpoints = slot_file.read_checkpoints(
             path, n_read, self.n_checkpoints, self.backend.join_state
         )
