@@ -268,10 +268,21 @@ def test_demanded_call_is_forced_by_the_grammar(name: str, model: Model, params:
     assert name == "muse-glimmer", "no call"  # which may call anybody by any name
 
 
+def test_space_of_the_tokenizer_after_a_control_token_does_not_break_the_grammar(tiny_models: dict[str, Path]) -> None:
+    flags = ["-m", str(tiny_models["tiny-llama"]), "-c", "512", "-np", "1", "--no-warmup", "-lv", "0"]
+    with Params.parse(["llamasrv", *flags]) as params, Model.load(params) as model:
+        chat = ChatTemplates("chatml")
+        session = chat.apply(ChatRequest([USER], json_schema={"const": 7}), model.vocab)
+        prefix = model.vocab.tokenize(session.generation_prompt, False, True)
+        assert model.vocab.detokenize(prefix) != session.generation_prompt.encode()
+        session.finish(generate(model, params, session, 1))
+        assert session.message.content == "7"
+
+
 def generate(model: Model, params: Params, session: ChatSession, seed: int, n_max: int = 300) -> bytes:
     """What a random model says under the grammar of the session."""
     settings = {
-        "grammar": {"type": "tool_calls", "value": session.grammar_of_calls},
+        "grammar": {"type": "tool_calls", "value": session.grammar_of_calls or session.grammar},
         "generation_prompt": session.generation_prompt,
         "seed": seed,
         "temp": 1.0,

@@ -14,7 +14,9 @@
 #include "../src/llama-ext.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <cctype>
 #include <clocale>
 #include <cmath>
 #include <cstdlib>
@@ -659,6 +661,39 @@ void check_sampling(const common_params_sampling & sampling) {
     if (sampling.min_keep < 0) {
         refuse("'min_keep' must not be negative");
     }
+}
+
+// Whether tokens have exactly this text; tokenizers may put a space after a control token, which a grammar refuses.
+bool reads_as(const llama_vocab * vocab, const std::vector<llama_token> & tokens, const std::string & text) {
+    std::string read;
+    for (size_t i = 0; i < tokens.size(); ++i) {
+        const std::string piece = common_token_to_piece(vocab, tokens[i], true);
+        if (i == 0 && std::isspace((unsigned char) piece[0]) && !std::isspace((unsigned char) text[0])) {
+            continue; // common_sampler_init() leaves this one out
+        }
+        read += piece;
+    }
+    return read == text;
+}
+
+// The text as one token per byte; empty if the vocabulary does not have them all.
+std::vector<llama_token> byte_tokens(const llama_vocab * vocab, const std::string & text) {
+    std::array<llama_token, 256> of_byte;
+    of_byte.fill(LLAMA_TOKEN_NULL);
+    for (llama_token token = 0; token < llama_vocab_n_tokens(vocab); ++token) {
+        const std::string piece = common_token_to_piece(vocab, token, false);
+        if (piece.size() == 1 && !llama_vocab_is_eog(vocab, token)) {
+            of_byte[(unsigned char) piece[0]] = token;
+        }
+    }
+    std::vector<llama_token> out;
+    for (const char c : text) {
+        out.push_back(of_byte[(unsigned char) c]);
+        if (out.back() == LLAMA_TOKEN_NULL) {
+            return {};
+        }
+    }
+    return out;
 }
 
 int nesting_of(const char * text, const char * open, const char * close) {
@@ -1339,10 +1374,18 @@ int32_t lsrv_sampler_new(lsrv_engine * engine, const lsrv_params * params, const
         if (infill && llama_vocab_eot(sampler->vocab) == LLAMA_TOKEN_NULL && llama_vocab_eos(sampler->vocab) == LLAMA_TOKEN_NULL) {
             refuse("the infill sampler needs a vocabulary with an end-of-turn or end-of-sequence token");
         }
+        std::vector<llama_token> prefill;
         if (sampler->constrained && !sampling.grammar_lazy && common_grammar_needs_prefill(sampling.grammar)) {
-            for (const llama_token token : common_tokenize(sampler->vocab, sampling.generation_prompt, false, true)) {
+            const auto tokens = common_tokenize(sampler->vocab, sampling.generation_prompt, false, true);
+            for (const llama_token token : tokens) {
                 if (llama_vocab_is_eog(sampler->vocab, token)) {
                     refuse("the generation prompt holds a token that ends the generation");
+                }
+            }
+            if (!reads_as(sampler->vocab, tokens, sampling.generation_prompt)) {
+                prefill = byte_tokens(sampler->vocab, sampling.generation_prompt);
+                if (!prefill.empty()) {
+                    sampling.generation_prompt.clear();
                 }
             }
         }
@@ -1358,6 +1401,9 @@ int32_t lsrv_sampler_new(lsrv_engine * engine, const lsrv_params * params, const
             plain.samplers.clear();
             plain.logit_bias.clear();
             sampler->gate.reset(common_sampler_init(engine->model, plain));
+        }
+        for (const llama_token token : prefill) {
+            accept(sampler.get(), token, true);
         }
         *out = sampler.release();
     });
