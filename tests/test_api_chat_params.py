@@ -106,7 +106,7 @@ def test_fields_that_the_session_provides_are_dropped(parse: Parse) -> None:
 
 def test_vocabulary_of_another_kind_will_do() -> None:
     context = api_context()
-    plan = parse_chat({"messages": [USER]}, SETTINGS, FakeVocab(), context.schema._grammars)
+    plan = parse_chat({"messages": [USER]}, SETTINGS, FakeVocab(), context.schema.grammars)
     assert plan.prompt.startswith("<|user|>")
     assert context.schema.parse(plan.data).sampling.grammar == ("none", "")
 
@@ -164,7 +164,7 @@ def test_malformed_messages_are_refused(parse: Parse, messages: Any, text: str) 
 
 def test_messages_are_required() -> None:
     with pytest.raises(ApiError, match="'messages' is required"):
-        parse_chat({}, SETTINGS, FakeVocab(), api_context().schema._grammars)
+        parse_chat({}, SETTINGS, FakeVocab(), api_context().schema.grammars)
 
 
 @pytest.mark.parametrize(

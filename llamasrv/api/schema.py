@@ -365,7 +365,7 @@ class RequestSchema:
     def __init__(self, params: Mapping[str, Any], meta: ServerMeta, vocab: Vocab, grammars: GrammarUse) -> None:
         self.defaults = request_defaults(params)
         self._vocab = vocab
-        self._grammars = grammars
+        self.grammars = grammars
         self._n_parallel = int(params["n_parallel"])
         self._n_history_max = max(MIN_HISTORY, meta.slot_n_ctx)
         self._logit_bias_eog = meta.logit_bias_eog
@@ -382,7 +382,7 @@ class RequestSchema:
             params=params,
             defaults=defaults,
             vocab=self._vocab,
-            grammars=self._grammars,
+            grammars=self.grammars,
             n_parallel=self._n_parallel,
             n_history_max=self._n_history_max,
             logit_bias_eog=self._logit_bias_eog,
