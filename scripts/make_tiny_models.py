@@ -9,6 +9,7 @@ The bytes depend on nothing but this file (numpy's legacy generator promises a f
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import os
 import string
@@ -48,6 +49,7 @@ NORMAL = int(gguf.TokenType.NORMAL)
 BYTE = int(gguf.TokenType.BYTE)
 UNKNOWN = int(gguf.TokenType.UNKNOWN)
 UNUSED = int(gguf.TokenType.UNUSED)
+USER_DEFINED = int(gguf.TokenType.USER_DEFINED)
 
 
 def train_merges(words: Sequence[str]) -> list[tuple[str, str]]:
@@ -263,9 +265,18 @@ def decoder_keys(n_embd: int, n_layer: int, n_head: int, n_head_kv: int, n_ff: i
     }
 
 
-def llama(path: Path, name: str, vocab: Vocabulary, seed: int, n_layer: int = 2, template: str = "") -> None:
+def llama(
+    path: Path,
+    name: str,
+    vocab: Vocabulary,
+    seed: int,
+    n_layer: int = 2,
+    template: str = "",
+    extra: Callable[[Builder], None] = lambda build: None,
+) -> None:
     n_embd, n_head, n_head_kv, n_ff = 64, 2, 1, 96
     build = Builder(path, "llama", name, seed)
+    extra(build)
     build.keys(decoder_keys(n_embd, n_layer, n_head, n_head_kv, n_ff))
     build.keys({"rope.dimension_count": n_embd // n_head, "vocab_size": len(vocab.tokens)})
     vocab.write(build.writer)
@@ -377,10 +388,13 @@ def tiny_mamba(path: Path) -> None:
     build.finish()
 
 
-def bert(path: Path, name: str, seed: int, pooling: gguf.PoolingType) -> None:
+def bert(
+    path: Path, name: str, seed: int, pooling: gguf.PoolingType, extra: Callable[[Builder], None] = lambda build: None
+) -> None:
     n_embd, n_head, n_ff, n_layer = 48, 2, 96, 2
     vocab = wordpiece_vocabulary()
     build = Builder(path, "bert", name, seed)
+    extra(build)
     build.keys(
         {
             "context_length": N_CTX_BERT,
@@ -422,6 +436,68 @@ def tiny_embed(path: Path) -> None:
 
 def tiny_rerank(path: Path) -> None:
     bert(path, "tiny-rerank", seed=31, pooling=gguf.PoolingType.RANK)
+
+
+#: How the templates of decision models show a value and an option.
+_SHOW = (
+    "{% macro show(v) %}{{ v if v is string else v | tojson }}{% endmacro %}"
+    "{% macro option(o) %}{{ o.key }}{% if o.description %}: {{ show(o.description) }}{% endif %}{% endmacro %}"
+)
+_LABELLED = (
+    _SHOW + "Look at this: {{ show(state) }}\n{{ type }} {{ show(instructions) }}\n"
+    "{% for o in options %}{{ o.label }} {{ option(o) }}\n{% endfor %}"
+)
+#: Kind of decision model -> template. The prompts have what the server looks for, nothing more.
+DECISION_TEMPLATES = {
+    "openjev": _LABELLED.replace("o.label", "'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz'[loop.index0]"),
+    "lev": _LABELLED,
+    "nimble": _LABELLED + "{% for q in questions %}{{ q.id }}: {{ q.options | length }}\n{% endfor %}",
+    "pplx-decider": _LABELLED,
+    "lfm2-d1": _LABELLED,
+    "kev": _SHOW
+    + "{{ state }}\n{{ type }} {{ instructions }}\n{% for o in options %}{{ option(o) }}<|box_end|>{% endfor %}?",
+    "laya": _SHOW + "[CLS]{{ type }}: {{ show(instructions) }}[SEP]"
+    "{% for o in options %}[MASK] {{ option(o) }}{% endfor %}[SEP]{{ show(state) }}[SEP]",
+    "lfm2-d1-omni": _SHOW + "{{ sep }}{{ type }}{{ sep }}{{ mark_question }} {{ show(instructions) }}"
+    "{% for o in options %}{{ sep }}<|mask|>{{ sep }}{{ mark_option }} {{ option(o) }}{% endfor %}"
+    "{{ sep }}\n{{ sep }}{{ mark_state }} {{ show(state) if state is not none }}{{ sep }}.",
+    "clef": _SHOW + "[CLS]{{ sep }}{{ show(state) }}"
+    "{% for q in questions %}{{ sep }}{{ q.type }}{{ sep }}{{ mark_question }}{{ show(q.instructions) }}"
+    "{% for o in q.options %}{{ sep }} or {{ sep }}{{ mark_option }}{{ option(o) }}{% endfor %}{% endfor %}"
+    "{{ sep }}[SEP]",
+}
+#: Those whose prompt is read in one piece, in both directions.
+DECISION_ENCODERS = frozenset({"laya", "clef"})
+
+
+def decision_vocabulary() -> Vocabulary:
+    """Labels, and the marks of options."""
+    vocab = bpe_vocabulary()
+    vocab.add("<|box_end|>", CONTROL, 0.0)
+    vocab.add("<|mask|>", CONTROL, 0.0, "mask")
+    for word in ("yes", "No", "AA", "AB"):
+        vocab.add(word, USER_DEFINED)
+    vocab.pad()
+    return vocab
+
+
+def decision(path: Path, kind: str) -> None:
+    """Random answers: the metadata say which outputs are read, and the weights are those of no decision model."""
+
+    def extra(build: Builder) -> None:
+        build.writer.add_chat_template([{"name": "systemone", "template": DECISION_TEMPLATES[kind]}])
+        build.writer.add_string(f"{build.arch}.decision.type", kind)
+        temperatures = {"choice": 3.0, "choice.3_5": 2.5, "choice.mid": 5.0, "score": 4.0, "noul": 2.25}
+        build.keys({f"decision.temperature.{name}": value for name, value in temperatures.items()})
+        if kind == "laya":
+            build.writer.add_string(f"{build.arch}.decision.max_head_tokens", "96")
+
+    name = f"tiny-{kind}"
+    seed = 47 + list(DECISION_TEMPLATES).index(kind)
+    if kind in DECISION_ENCODERS:
+        bert(path, name, seed, gguf.PoolingType.NONE, extra)
+    else:
+        llama(path, name, decision_vocabulary(), seed, extra=extra)
 
 
 def lora(path: Path, name: str, seed: int, invocation: Sequence[int] = ()) -> None:
@@ -468,6 +544,7 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "tiny-lora-a": tiny_lora_a,
     "tiny-lora-b": tiny_lora_b,
     "tiny-alora": tiny_alora,
+    **{f"tiny-{kind}": functools.partial(decision, kind=kind) for kind in DECISION_TEMPLATES},
 }
 
 

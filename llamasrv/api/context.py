@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from llamasrv.api.decision.model import DecisionModel, DecisionModelError, load_decision_model
 from llamasrv.api.grammar import GrammarUse, native_tools
 from llamasrv.api.protocols import GrammarTools, Server, Vocab
 from llamasrv.api.schema import RequestSchema
@@ -21,6 +22,7 @@ class ApiContext:
         self._tools = tools
         #: The vocabulary and parameters that ``_schema`` was made from, and it.
         self._made: tuple[Vocab, dict[str, Any], RequestSchema] | None = None
+        self._decision: tuple[Vocab, DecisionModel | None] | None = None
 
     @property
     def meta(self) -> ServerMeta:
@@ -36,6 +38,14 @@ class ApiContext:
         return self._server.params
 
     @property
+    def decision_model(self) -> DecisionModel | None:
+        """None if the loaded model is of another kind. Raises DecisionModelError if its file is not complete."""
+        vocab, made = self.vocab, self._decision
+        if made is None or made[0] is not vocab:
+            made = self._decision = (vocab, load_decision_model(self.meta, vocab))
+        return made[1]
+
+    @property
     def n_slots(self) -> int:
         return int(self.params["n_parallel"])
 
@@ -48,3 +58,11 @@ class ApiContext:
         schema = RequestSchema(params, self.meta, vocab, grammars)
         self._made = (vocab, params, schema)
         return schema
+
+
+def check_model(server: Server) -> None:
+    """Raises RuntimeError if the model that a server has loaded lacks what its kind needs to be asked."""
+    try:
+        load_decision_model(server.meta, server.vocab)
+    except DecisionModelError as error:
+        raise RuntimeError(f"failed to init decision model: {error}") from error

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from llamasrv import binding
+from llamasrv.api.context import check_model
 from llamasrv.cli.signals import SignalWatch
 from llamasrv.cli.startup import adjustments, is_router
 from llamasrv.engine.log import srv_dbg, srv_err, srv_inf, srv_wrn
@@ -90,6 +91,7 @@ class Server:
         """Load the model and work until told to end. Raises as :meth:`prepare`."""
         assert self.http is not None
         self.context.load_model(params, lambda progress: not self.watch.is_stopping, self._own)
+        check_model(self.context)
         self._check_stop()
         self.state.is_ready = True
         srv_inf("llama_server", "model loaded")

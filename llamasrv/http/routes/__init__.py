@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llamasrv.api.context import ApiContext
 from llamasrv.http.route import Route
-from llamasrv.http.routes import completion, embeddings, info, lora, monitor, tokens
+from llamasrv.http.routes import completion, decision, embeddings, info, lora, monitor, tokens
 from llamasrv.http.state import ServerState
 
 
@@ -17,5 +17,6 @@ def api_routes(state: ServerState) -> list[Route]:
         *tokens.routes(state, context),
         *completion.routes(state, context),
         *embeddings.routes(state, context),
+        *decision.routes(state, context),
         *lora.routes(state, context),
     ]
