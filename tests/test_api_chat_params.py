@@ -10,13 +10,14 @@ from typing import Any
 
 import chat_templates
 import pytest
-from api_fakes import FakeVocab, api_context, server_params
+from api_fakes import FakeIds, FakeVocab, api_context, server_params
 from conftest import unavailable
 from server_process import ServerProcess
 
 from llamasrv import binding
 from llamasrv.api.chat_params import ChatPlan, parse_chat
-from llamasrv.api.chat_settings import ChatSettings, load_chat_settings
+from llamasrv.api.chat_settings import ChatSettings
+from llamasrv.api.chat_tasks import build_chat_task
 from llamasrv.api.content import MediaError
 from llamasrv.api.errors import ApiError
 from llamasrv.api.grammar import GrammarUse
@@ -603,6 +604,21 @@ def test_task_parameters_take_over_from_the_session(parse: Parse, model: Model) 
     assert context.schema.defaults.sampling.grammar == ("none", "")
 
 
+def test_task_has_a_child_for_every_further_answer() -> None:
+    context = api_context()
+    body = {"messages": [USER], "n": 3, "seed": 7, "id_slot": 1, "tools": CLOCKS}
+    plan = parse_chat(body, SETTINGS, context.vocab, context.schema.grammars)
+    task = build_chat_task(context, plan, FakeIds())
+    assert task.ids() == [10, 11, 12]
+    assert bytes(task.tokens[1:]).decode() == plan.prompt
+    assert task.id_slot == 1
+    assert [child.params.sampling.seed for child in task.child_tasks] == [8, 9]
+    for one in (task, *task.child_tasks):
+        assert one.params.sampling.grammar == ("tool_calls", plan.grammar)
+        assert one.params.chat_format == "peg-native"
+        assert one.cmpl_id == task.cmpl_id
+
+
 def test_users_messages_are_found_in_the_tokens(parse: Parse, model: Model) -> None:
     plan = parse(messages=[USER, {"role": "assistant", "content": "Noon."}, USER])
     tokens = model.vocab.tokenize(plan.prompt, True, True)
@@ -618,7 +634,7 @@ def test_settings_come_from_the_command_line(tiny_models: dict[str, Path]) -> No
     flags += ["--reasoning-budget-message", "enough", "--reasoning-format", "none", "--skip-chat-parsing"]
     flags += ["--chat-template-kwargs", '{"greeting": "hi"}']
     with Params.parse(["llamasrv", *flags]) as params, Model.load(params) as model:
-        settings = load_chat_settings(model, params)
+        settings = ChatSettings.from_params(params.to_dict(), ChatTemplates.from_params(model, params))
     assert settings.templates.supports_thinking
     assert not settings.enable_thinking
     assert not settings.prefill_assistant
@@ -677,7 +693,7 @@ def test_prompts_equal_those_of_the_genuine_server(
     file = chat_templates.FOLDER / f"{name}.jinja"
     flags = ["-m", str(tiny_models["tiny-bpe"]), "-c", "64", "-np", "1", "--no-warmup", "--chat-template-file", file]
     with Params.parse(["llamasrv", *map(str, flags)]) as params, Model.load(params) as own:
-        settings = load_chat_settings(own, params)
+        settings = ChatSettings.from_params(params.to_dict(), ChatTemplates.from_params(own, params))
     grammars = GrammarUse(binding, model.vocab)
     with ServerProcess(*flags, command=reference_server) as server:
         for body in BODIES:

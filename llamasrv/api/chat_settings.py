@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from llamasrv.binding import ChatTemplates, Model, Params
+from llamasrv.binding import ChatTemplates
 from llamasrv.engine.log import srv_inf, srv_trc, srv_wrn
 
 
@@ -50,17 +50,11 @@ class ChatSettings:
         return self.templates.use_jinja
 
 
-def load_chat_settings(model: Model, params: Params) -> ChatSettings:
-    """Settings for a model that was just loaded; says in the log what the template can do.
-
-    Raises NativeError or ValueError, with the reason, when the chat template cannot be used.
-    """
-    fields = params.to_dict()
-    settings = ChatSettings.from_params(fields, ChatTemplates.from_params(model, params))
+def log_chat_settings(settings: ChatSettings, params: Mapping[str, Any]) -> None:
+    """Say in the log what the template can do. ``params``: ``Params.to_dict()`` of the server."""
     srv_trc("init", "chat template, example_format: '%s'", settings.templates.example)
     srv_trc("init", "chat template, thinking = %d", settings.enable_thinking)
-    _tell_about_reasoning(settings, bool(fields["preserve_reasoning_specified"]))
-    return settings
+    _tell_about_reasoning(settings, bool(params["preserve_reasoning_specified"]))
 
 
 def _tell_about_reasoning(settings: ChatSettings, was_specified: bool) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from llamasrv.api.chat_settings import ChatSettings
 from llamasrv.api.decision.model import DecisionModel, DecisionModelError, load_decision_model
 from llamasrv.api.grammar import GrammarUse, native_tools
 from llamasrv.api.protocols import GrammarTools, Server, Vocab
 from llamasrv.api.schema import RequestSchema
+from llamasrv.binding import ChatTemplates
 from llamasrv.engine.meta import ServerMeta
 
 
@@ -23,6 +25,7 @@ class ApiContext:
         #: The vocabulary and parameters that ``_schema`` was made from, and it.
         self._made: tuple[Vocab, dict[str, Any], RequestSchema] | None = None
         self._decision: tuple[Vocab, DecisionModel | None] | None = None
+        self._chat: tuple[ChatTemplates, ChatSettings] | None = None
 
     @property
     def meta(self) -> ServerMeta:
@@ -36,6 +39,14 @@ class ApiContext:
     def params(self) -> dict[str, Any]:
         """``Params.to_dict()`` of the server."""
         return self._server.params
+
+    @property
+    def chat(self) -> ChatSettings:
+        """Needs no loaded model."""
+        templates, made = self._server.chat_templates, self._chat
+        if made is None or made[0] is not templates:
+            made = self._chat = (templates, ChatSettings.from_params(self.params, templates))
+        return made[1]
 
     @property
     def decision_model(self) -> DecisionModel | None:

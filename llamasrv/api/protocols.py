@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from llamasrv.binding import ChatTemplates
 from llamasrv.engine.meta import ServerMeta
 
 
@@ -50,6 +51,8 @@ class Server(Protocol):
     def vocab(self) -> Vocab: ...
     @property
     def params(self) -> dict[str, Any]: ...
+    @property
+    def chat_templates(self) -> ChatTemplates: ...
 
 
 class TaskIds(Protocol):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from llamasrv import binding
+from llamasrv.api.chat_settings import ChatSettings, log_chat_settings
 from llamasrv.api.context import check_model
 from llamasrv.cli.signals import SignalWatch
 from llamasrv.cli.startup import adjustments, is_router
@@ -90,14 +91,16 @@ class Server:
     def run(self, params: binding.Params) -> None:
         """Load the model and work until told to end. Raises as :meth:`prepare`."""
         assert self.http is not None
-        self.context.load_model(params, lambda progress: not self.watch.is_stopping, self._own)
+        context = self.context
+        context.load_model(params, lambda progress: not self.watch.is_stopping, self._own)
+        log_chat_settings(ChatSettings.from_params(context.params, context.chat_templates), context.params)
         check_model(self.context)
         self._check_stop()
         self.state.is_ready = True
         srv_inf("llama_server", "model loaded")
         for address in self.http.addresses:
             srv_inf("llama_server", "listening on %s", address)
-        self.context.start_loop()
+        context.start_loop()
 
     def stop(self) -> None:
         """Begin to end, from any thread: no new requests, open ones are told."""

@@ -47,11 +47,14 @@ class ServerContext:
     """Everything between the queue and the context.
 
     The thread that calls :meth:`start_loop` owns slots, samplers and the backend. Other threads use :attr:`queue`,
-    :attr:`response`, :meth:`reader`, :meth:`terminate` and, once loaded, :attr:`meta` and :attr:`vocab`.
+    :attr:`response`, :meth:`reader`, :meth:`terminate` and, once loaded, :attr:`meta`, :attr:`vocab` and
+    :attr:`chat_templates`.
     """
 
     meta: ServerMeta
     vocab: binding.Vocab
+    #: Outlive the model: they serve through sleep.
+    chat_templates: binding.ChatTemplates
 
     def __init__(self) -> None:
         self.queue = ServerQueue()
@@ -102,7 +105,8 @@ class ServerContext:
         self._disable_unsupported(backend, config)
         self._attach(backend, config)
         self.vocab = backend.model.vocab
-        self.meta = _meta(backend, self.params, self.pool.slots[0].n_ctx)
+        self.chat_templates = self._load_chat_templates(backend.model, params)
+        self.meta = _meta(backend, self.params, self.pool.slots[0].n_ctx, self.chat_templates)
 
     @staticmethod
     def _load(params: binding.Params, progress: Callable[[float], bool] | None = None) -> NativeBackend:
@@ -110,6 +114,14 @@ class ServerContext:
             return NativeBackend(params, progress)
         except binding.NativeError as exc:
             raise LoadError(str(exc)) from exc
+
+    @staticmethod
+    def _load_chat_templates(model: binding.Model, params: binding.Params) -> binding.ChatTemplates:
+        try:
+            return binding.ChatTemplates.from_params(model, params)
+        except (binding.NativeError, ValueError) as exc:
+            hint = "another one is given by --chat-template, --no-jinja does without it"
+            raise LoadError(f"the chat template cannot be used: {exc} ({hint})") from exc
 
     @staticmethod
     def _disable_unsupported(backend: Backend, config: EngineConfig) -> None:
@@ -484,7 +496,9 @@ def _output_limits(params: dict[str, Any]) -> dict[str, int]:
     return {"n_outputs_max": max(1, limits["total"]), "n_outputs_max_per_seq": max(1, limits["per_seq"])}
 
 
-def _meta(backend: NativeBackend, params: dict[str, Any], n_ctx_slot: int) -> ServerMeta:
+def _meta(
+    backend: NativeBackend, params: dict[str, Any], n_ctx_slot: int, templates: binding.ChatTemplates
+) -> ServerMeta:
     model, vocab = backend.model, backend.model.vocab
     info, facts = model.info(), model.meta()
     prefix = f"{facts.get('general.architecture', '')}.decision."
@@ -511,9 +525,9 @@ def _meta(backend: NativeBackend, params: dict[str, Any], n_ctx_slot: int) -> Se
         pooling_type=backend.pooling_type,
         bos_token=text(vocab.bos),
         eos_token=text(vocab.eos),
-        chat_template=info["chat_template"],
-        chat_template_tool_use=info["chat_template_tool_use"],
-        chat_template_caps=info["chat_template_caps"],
+        chat_template=templates.source,
+        chat_template_tool_use=templates.source_tool_use,
+        chat_template_caps=templates.caps,
         logit_bias_eog=tuple((int(token), float(bias)) for token, bias in info["logit_bias_eog"]),
         n_embd_out=model.n_embd_out,
         n_ubatch=backend.n_ubatch,
