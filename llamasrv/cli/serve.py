@@ -105,6 +105,7 @@ class Server:
     def stop(self) -> None:
         """Begin to end, from any thread: no new requests, open ones are told."""
         self.state.is_stopping = True
+        self.state.streams.close()
         if self.http is not None:
             self.http.stop_accepting()
         self.context.terminate()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Callable
 from http.client import responses
 from typing import Any
 
@@ -23,6 +24,8 @@ HEADERS_S = 60.0
 FLUSH_HEADERS = "llamasrv.flush_headers"
 #: Key of the WSGI environment: a callable that tells whether the client has gone.
 CLIENT_GONE = "waitress.client_disconnected"
+#: Key of the WSGI environment: a callable that takes what is to be called, once, when the client has gone.
+ON_GONE = "llamasrv.on_gone"
 
 
 def _header_block(task: Any) -> bytes:
@@ -75,6 +78,7 @@ class HttpTask(WSGITask):
         # waitress drops extra leading slashes; "//health" is no route
         environ["PATH_INFO"] = self.request.path
         environ[FLUSH_HEADERS] = self._flush_headers
+        environ[ON_GONE] = self.channel.on_gone
         return environ
 
     def _flush_headers(self) -> None:
@@ -121,14 +125,22 @@ class ApiChannel(HTTPChannel):
     linger = False
     #: The peer has sent its last byte: it has gone, or only shut its sending side and still reads.
     peer_ended = False
+    _call_when_gone: Callable[[], None] | None = None
     _linger_until = 0.0
     _request_began = 0.0
 
     def check_client_disconnected(self) -> bool:  # type: ignore[override]  # the stub is wrong
         return self.peer_ended or not self.connected
 
+    def on_gone(self, call: Callable[[], None]) -> None:
+        """Have the I/O thread do this if the client goes during the request under way; at once if it has gone."""
+        self._call_when_gone = call
+        if self.check_client_disconnected():
+            call()
+
     def service(self) -> None:
         super().service()
+        self._call_when_gone = None
         if self.peer_ended and not self.requests:
             self.close_when_flushed = True
             self.server.pull_trigger()
@@ -175,6 +187,7 @@ class ApiChannel(HTTPChannel):
             if not data:
                 # long work ends by itself when it sees this; a quick answer still goes out
                 self.peer_ended = True
+                self._tell_gone()
                 if not self.requests:  # in this order: service() looks at them in the other one
                     self.handle_close()
                 return
@@ -184,6 +197,15 @@ class ApiChannel(HTTPChannel):
             self.received(data)
             if not self._pending():
                 return
+
+    def handle_close(self) -> None:
+        super().handle_close()
+        self._tell_gone()
+
+    def _tell_gone(self) -> None:
+        call = self._call_when_gone
+        if call is not None:
+            call()
 
     def handle_write(self) -> None:
         if self.linger and self.close_when_flushed and not self.total_outbufs_len and not self.will_close:

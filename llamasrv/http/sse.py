@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from flask import Response
@@ -13,7 +13,7 @@ from llamasrv.api.errors import ApiError
 from llamasrv.engine.log import srv_dbg, srv_err
 from llamasrv.engine.reader import ResponseReader
 from llamasrv.engine.result import ErrorResult, ErrorType, Result
-from llamasrv.http.channel import CLIENT_GONE, FLUSH_HEADERS
+from llamasrv.http.channel import CLIENT_GONE, FLUSH_HEADERS, ON_GONE
 from llamasrv.http.errors import error_response, stopping
 
 
@@ -33,13 +33,15 @@ class StreamFormat(Protocol):
 class Client:
     """The other end of a request."""
 
-    __slots__ = ("flush_headers", "is_gone")
+    __slots__ = ("flush_headers", "is_gone", "on_gone")
 
     def __init__(self, environ: dict[str, Any]) -> None:
         #: Whether the connection is closed. Cheap, any thread.
         self.is_gone: Callable[[], bool] = environ.get(CLIENT_GONE, lambda: False)
         #: Send the response headers before the first byte of the body.
         self.flush_headers: Callable[[], None] = environ.get(FLUSH_HEADERS, lambda: None)
+        #: Have this called, by another thread, when the connection closes.
+        self.on_gone: Callable[[Callable[[], None]], None] = environ.get(ON_GONE, lambda call: None)
 
 
 class EventStream:
@@ -114,6 +116,11 @@ def stream_response(reader: ResponseReader, fmt: StreamFormat, client: Client, p
         reader.stop()
         raise
     body = EventStream(reader, first, fmt, client, ping_s)
-    headers = {"X-Accel-Buffering": "no"}
+    return body_response(body)
+
+
+def body_response(body: Iterable[bytes], headers: Mapping[str, str] | None = None) -> Response:
+    """A stream with this body and more headers."""
+    merged = {"X-Accel-Buffering": "no", **(headers or {})}
     # passed through: nothing of Flask runs between two chunks
-    return Response(body, 200, headers, content_type="text/event-stream", direct_passthrough=True)
+    return Response(body, 200, merged, content_type="text/event-stream", direct_passthrough=True)

@@ -10,6 +10,7 @@ from llamasrv.engine.queue import ServerQueue
 from llamasrv.engine.reader import ResponseReader
 from llamasrv.engine.result import MetricsResult
 from llamasrv.http.config import HttpConfig
+from llamasrv.stream.sessions import StreamSessions
 
 
 class Context(Server, Protocol):
@@ -29,3 +30,4 @@ class ServerState:
     config: HttpConfig = field(default_factory=HttpConfig)
     is_ready: bool = False
     is_stopping: bool = False
+    streams: StreamSessions = field(default_factory=StreamSessions)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from llamasrv.api.context import ApiContext
+from llamasrv.http import resume
 from llamasrv.http.route import Route
-from llamasrv.http.routes import completion, decision, embeddings, info, lora, monitor, tokens
+from llamasrv.http.routes import completion, decision, embeddings, info, lora, monitor, openai, tokens
 from llamasrv.http.state import ServerState
 
 
@@ -16,6 +17,8 @@ def api_routes(state: ServerState) -> list[Route]:
         *monitor.routes(state, context),
         *tokens.routes(state, context),
         *completion.routes(state, context),
+        *openai.routes(state, context),
+        *resume.routes(state),
         *embeddings.routes(state, context),
         *decision.routes(state, context),
         *lora.routes(state, context),

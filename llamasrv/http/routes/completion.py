@@ -17,8 +17,9 @@ from llamasrv.api.jsonio import parse_object
 from llamasrv.engine.result import FinalResult, PartialResult, Result
 from llamasrv.engine.task import TaskType
 from llamasrv.http.errors import json_response
+from llamasrv.http.resume import attach
 from llamasrv.http.route import Route
-from llamasrv.http.sse import Client, stream_response
+from llamasrv.http.sse import Client
 from llamasrv.http.state import ServerState
 from llamasrv.http.waiting import results_of
 
@@ -48,8 +49,7 @@ def routes(state: ServerState, context: ApiContext) -> list[Route]:
         tasks = build_completion_tasks(context, data, reader, type_)
         params = tasks[0].params
         if params.stream:
-            reader.post_tasks(tasks)
-            return stream_response(reader, NativeStream(context), client, params.sse_ping_interval)
+            return attach(state, request.environ, reader, tasks, NativeStream(context), client)
         results = results_of(reader, tasks, client.is_gone)
         return json_response(completion_response(context, cast("list[FinalResult]", results)))
 

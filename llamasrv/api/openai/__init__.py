@@ -1,0 +1,1 @@
+"""OpenAI's dialects: results as the bodies and events of its API."""
