@@ -5,7 +5,7 @@ from __future__ import annotations
 from llamasrv.api.context import ApiContext
 from llamasrv.http import resume
 from llamasrv.http.route import Route
-from llamasrv.http.routes import completion, decision, embeddings, info, lora, monitor, openai, tokens
+from llamasrv.http.routes import chat, completion, decision, embeddings, info, lora, monitor, openai, tokens
 from llamasrv.http.state import ServerState
 
 
@@ -18,6 +18,7 @@ def api_routes(state: ServerState) -> list[Route]:
         *tokens.routes(state, context),
         *completion.routes(state, context),
         *openai.routes(state, context),
+        *chat.routes(state, context),
         *resume.routes(state),
         *embeddings.routes(state, context),
         *decision.routes(state, context),
