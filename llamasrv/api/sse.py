@@ -15,3 +15,8 @@ DONE = b"data: [DONE]\n\n"
 def frame(value: Any) -> bytes:
     """``data: <JSON>`` and an empty line."""
     return b"data: " + dumps(value) + b"\n\n"
+
+
+def named_frame(name: str, value: Any) -> bytes:
+    """Like :func:`frame`, with the name of the event before it."""
+    return b"event: " + name.encode() + b"\n" + frame(value)

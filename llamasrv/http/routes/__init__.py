@@ -5,7 +5,19 @@ from __future__ import annotations
 from llamasrv.api.context import ApiContext
 from llamasrv.http import resume
 from llamasrv.http.route import Route
-from llamasrv.http.routes import chat, completion, decision, embeddings, info, lora, monitor, openai, tokens
+from llamasrv.http.routes import (
+    anthropic,
+    chat,
+    completion,
+    decision,
+    embeddings,
+    info,
+    lora,
+    monitor,
+    openai,
+    responses,
+    tokens,
+)
 from llamasrv.http.state import ServerState
 
 
@@ -19,6 +31,8 @@ def api_routes(state: ServerState) -> list[Route]:
         *completion.routes(state, context),
         *openai.routes(state, context),
         *chat.routes(state, context),
+        *responses.routes(state, context),
+        *anthropic.routes(state, context),
         *resume.routes(state),
         *embeddings.routes(state, context),
         *decision.routes(state, context),

@@ -1,0 +1,1 @@
+"""Anthropic's Messages API: requests become chat requests, answers become content blocks."""

@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: requests become chat requests, answers become items."""
