@@ -19,6 +19,7 @@ from llamasrv.http.config import HttpConfig
 from llamasrv.http.routes import api_routes
 from llamasrv.http.server import HttpServer
 from llamasrv.http.state import ServerState
+from llamasrv.http.vertex import Vertex
 
 #: Seconds that requests under way get to end after the server was told to end.
 DRAIN_S = 2.0
@@ -80,6 +81,9 @@ class Server:
             srv_wrn("llama_server", "security: no API key is set and CORS allows all origins")
         config = HttpConfig.from_params(fields)
         config = replace(config, max_body_bytes=self._own["max_body_mib"] * 1024 * 1024)
+        vertex = Vertex.from_env(os.environ)
+        if vertex is not None:
+            config = replace(config, vertex=vertex, port=vertex.port)
         self.state.config = config
         routes = api_routes(self.state)
         self.http = HttpServer(create_app(self.state, routes), config, short_requests(config.api_prefix, routes))

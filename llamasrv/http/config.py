@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from llamasrv.http.vertex import Vertex
+
 #: Largest request body accepted, bytes.
 MAX_BODY_BYTES = 100 * 1024 * 1024
 
@@ -36,6 +38,7 @@ class HttpConfig:
     sse_ping_interval: int = 30
     slot_save_path: str = ""
     max_body_bytes: int = MAX_BODY_BYTES
+    vertex: Vertex | None = None
 
     @classmethod
     def from_params(cls, params: Mapping[str, Any]) -> HttpConfig:

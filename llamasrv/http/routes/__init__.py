@@ -17,6 +17,7 @@ from llamasrv.http.routes import (
     openai,
     responses,
     tokens,
+    vertex,
 )
 from llamasrv.http.state import ServerState
 
@@ -24,7 +25,7 @@ from llamasrv.http.state import ServerState
 def api_routes(state: ServerState) -> list[Route]:
     """All routes."""
     context = ApiContext(state.context)
-    return [
+    routes = [
         *info.routes(state, context),
         *monitor.routes(state, context),
         *tokens.routes(state, context),
@@ -38,3 +39,6 @@ def api_routes(state: ServerState) -> list[Route]:
         *decision.routes(state, context),
         *lora.routes(state, context),
     ]
+    if state.config.vertex is not None:
+        routes += vertex.routes(state, state.config.vertex, routes)
+    return routes
