@@ -10,18 +10,32 @@ from typing import Any
 from llamasrv.api.context import ApiContext
 from llamasrv.engine.meta import ServerMeta
 
-BOS, EOS, HELLO = 256, 257, 258
-_SPECIAL = {"<s>": BOS, "</s>": EOS}
-_PIECES = [*(bytes([byte]) for byte in range(256)), b"<s>", b"</s>", b"hello"]
+BOS, EOS, HELLO, SEP, MASK, PRE, SUF, MID, REP, FILE = range(256, 266)
+_SPECIAL = {"<s>": BOS, "</s>": EOS, "[sep]": SEP, "[mask]": MASK}
+_PIECES = [
+    *(bytes([byte]) for byte in range(256)),
+    *(b"<s>", b"</s>", b"hello", b"[sep]", b"[mask]", b"<pre>", b"<suf>", b"<mid>", b"<rep>", b"<file>"),
+]
+_CONTROL = frozenset(range(BOS, len(_PIECES))) - {HELLO}
 
 
 class FakeVocab:
-    """Token 0..255: that byte; then ``<s>``, ``</s>`` and ``hello``."""
+    """Token 0..255: that byte; then ``<s>``, ``</s>``, ``hello``, ``[sep]``, ``[mask]`` and those of fill-in-the-middle.
+
+    The plain attributes can be changed to imitate other vocabularies.
+    """
 
     n_tokens = len(_PIECES)
 
+    def __init__(self, **changed: Any) -> None:
+        self.bos, self.eos, self.sep, self.mask = BOS, EOS, SEP, MASK
+        self.fim_pre, self.fim_suf, self.fim_mid, self.fim_rep, self.fim_sep = PRE, SUF, MID, REP, FILE
+        self.add_bos, self.add_eos, self.add_sep = True, False, False
+        for name, value in changed.items():
+            setattr(self, name, value)
+
     def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
-        tokens = [BOS] if add_special else []
+        tokens = [BOS] if add_special and self.add_bos else []
         while text:
             special = next((name for name in _SPECIAL if parse_special and text.startswith(name)), None)
             if special is not None:
@@ -36,7 +50,7 @@ class FakeVocab:
         return tokens
 
     def piece(self, token: int, special: bool) -> bytes:
-        return _PIECES[token] if special or token not in (BOS, EOS) else b""
+        return _PIECES[token] if special or token not in _CONTROL else b""
 
     def detokenize(self, tokens: Sequence[int], special: bool) -> bytes:
         return b"".join(self.piece(token, special) for token in tokens)
@@ -82,6 +96,11 @@ def server_params(**changed: Any) -> dict[str, Any]:
     }
     return {
         "n_parallel": 4,
+        "n_batch": 2048,
+        "embedding": False,
+        "pooling_type": "unspecified",
+        "embd_normalize": 2,
+        "spm_infill": False,
         "n_keep": 0,
         "n_predict": -1,
         "n_cache_reuse": 0,

@@ -93,7 +93,7 @@ def test_models() -> None:
         "owned_by": "llamacpp",
         "meta": {
             "vocab_type": 1,
-            "n_vocab": 259,
+            "n_vocab": 266,
             "n_ctx": 512,
             "n_ctx_train": 2048,
             "n_embd": 64,
