@@ -62,7 +62,8 @@ class Request:
     id_slot: int = -1
     temp: float = 0.0
     seed: int = 1
-    stop: tuple[str, ...] = ()
+    #: Which of STOPS.
+    stops: int = 0
     cache_prompt: bool = True
     n_probs: int = 0
     n_keep: int = 0
@@ -146,6 +147,16 @@ def prompt_numbers(request: Request) -> list[int]:
     return base[: request.cut] + [50 + number for number in request.suffix]
 
 
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+#: None; whole pieces; words of several pieces, so many that they come; beginnings that come, ends that do not.
+STOPS: list[tuple[str, ...]] = [
+    (),
+    (" stop", "STOP", "é"),
+    ("\n\n", "e"),
+    tuple("a" + letter for letter in LETTERS),
+    tuple(letter + end for letter in LETTERS for end in (" the", "\n", " one t", ",.")),
+    (*(letter + "#" for letter in LETTERS), " the river!", " stone", "日本"),
+]
 #: Number 2 is an aLoRA.
 SCALES = st.sampled_from([((0, 1.0),), ((1, 1.0),), ((0, 0.5), (1, 0.5)), (), ((2, 1.0),), ((1, 0.5), (2, 1.0))])
 
@@ -178,7 +189,7 @@ def requests(kinds: Kinds, faults: bool) -> st.SearchStrategy[Request]:
         id_slot=st.sampled_from([-1, -1, -1, -1, *range(n_slots)]),
         temp=st.sampled_from(kinds.temperatures),
         seed=st.integers(1, 5),
-        stop=st.sampled_from([(), (), (), (" stop",), ("\n\n", "e"), ("aa", " the r"), ("STOP", "é")]),
+        stops=st.integers(-4, len(STOPS) - 1).map(lambda index: max(0, index)),
         cache_prompt=st.sampled_from([True, True, True, False]),
         n_probs=st.sampled_from([0, 0, 0, 2]),
         n_keep=st.sampled_from([0, 0, 5, -1]),
@@ -381,7 +392,7 @@ class Simulation:
             n_cmpl=request.n_cmpl,
             n_cache_reuse=self.n_cache_reuse,
             lora=None if request.lora is None else dict(request.lora),
-            antiprompt=request.stop,
+            antiprompt=STOPS[request.stops],
             return_tokens=True,
             sampling=SamplingParams(
                 temp=request.temp,

@@ -14,6 +14,7 @@ from fake_backend import BOS, N_VOCAB, POOLING_MEAN, POOLING_NONE, POOLING_RANK,
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from simulation import (
+    STOPS,
     Action,
     Client,
     Kinds,
@@ -49,11 +50,14 @@ TEXT_SPECS = {
     "unified": FakeSpec(invocation=INVOCATION, n_ctx=400, unified=True),
     "unified-small": FakeSpec(invocation=INVOCATION, n_ctx=150, unified=True),
     "split": FakeSpec(invocation=INVOCATION, n_ctx=4 * 96, unified=False),
+    "unified-capped": FakeSpec(invocation=INVOCATION, n_ctx=400, unified=True),
     "window": FakeSpec(invocation=INVOCATION, n_ctx=4 * 96, unified=False, n_swa=8),
     "window-unified": FakeSpec(invocation=INVOCATION, n_ctx=400, unified=True, n_swa=8),
     "recurrent": FakeSpec(invocation=INVOCATION, n_ctx=4 * 96, unified=False, recurrent=True),
     "no-shift": FakeSpec(invocation=INVOCATION, n_ctx=4 * 80, unified=False, can_shift=False),
 }
+#: Spec -> most tokens in one slot: sequences that share cells then reach the end of their context.
+CAPS = {"unified-capped": 80}
 #: With vectors instead of text, or beside it.
 POOLING_SPECS = {
     "encoder": FakeSpec(has_memory=False, n_batch=64, n_ubatch=64, pooling_type=POOLING_MEAN),
@@ -82,10 +86,11 @@ class Settings:
     #: Prompt tokens in a step that also generates; None: as many as fit.
     chunk: int | None = None
 
-    def config(self, spec: FakeSpec, n_parallel: int) -> EngineConfig:
+    def config(self, spec: FakeSpec, n_parallel: int, cap: int = 0) -> EngineConfig:
         return EngineConfig(
             n_parallel=n_parallel,
             kv_unified=spec.unified,
+            kv_unified_per_slot=cap,
             cont_batching=self.cont_batching,
             ctx_shift=self.ctx_shift and spec.can_shift and not spec.recurrent and spec.has_memory,
             cache_ram_mib=self.cache_ram_mib,
@@ -129,9 +134,10 @@ class FixedBudget(ChunkBudget):
 # -- what a request gives alone
 
 
-def alone_spec(spec: FakeSpec, chosen: Settings) -> FakeSpec:
+def alone_spec(name: str, chosen: Settings) -> FakeSpec:
     """One slot of the same size."""
-    n_ctx = spec.n_ctx if spec.unified else spec.n_ctx // spec.n_seq_max
+    spec = SPECS[name]
+    n_ctx = CAPS.get(name) or (spec.n_ctx if spec.unified else spec.n_ctx // spec.n_seq_max)
     return replace(spec, n_ctx=n_ctx, n_seq_max=1, n_batch=chosen.n_batch, n_ubatch=chosen.n_ubatch)
 
 
@@ -175,7 +181,7 @@ def by_hand(spec: FakeSpec, request: Request, adapters: Adapters) -> Outcome | N
         text += backend.piece(token, False)
         stop, word = StopType.NONE, ""
         if not ends_inside_character(text):
-            found = [(text.find(word.encode()), word) for word in request.stop if word.encode() in text]
+            found = [(text.find(word.encode()), word) for word in STOPS[request.stops] if word.encode() in text]
             if found:
                 position, word = min(found)
                 text, stop = text[:position], StopType.WORD
@@ -215,7 +221,7 @@ def cold(
     name: str, chosen: Settings, request: Request, adapters: Adapters
 ) -> tuple[Outcome | None, ErrorResult | None]:
     """The request alone on a fresh engine with one slot of the same size, without any cache."""
-    alone = alone_spec(SPECS[name], chosen)
+    alone = alone_spec(name, chosen)
     expected = by_hand(alone, request, adapters)
     config = replace(chosen, cache_ram_mib=0).config(alone, n_parallel=1)
     if expected is not None and not (config.ctx_shift and expected.truncated):
@@ -231,7 +237,7 @@ def check_vectors(simulation: Simulation, name: str, chosen: Settings) -> None:
     for client in simulation.clients:
         if client.vector is None or client.adapters is None:
             continue
-        expected = vector_by_hand(alone_spec(SPECS[name], chosen), client.request, client.adapters)
+        expected = vector_by_hand(alone_spec(name, chosen), client.request, client.adapters)
         assert expected is not None, f"request {client.arrival} should have been refused"
         if isinstance(client.vector, RerankResult):
             assert client.vector.score == expected[0][0]
@@ -247,7 +253,7 @@ def play(name: str, chosen: Settings, schedule: Sequence[Action], compare: bool 
     """``n_reuse``: smallest chunk that is shifted to where a new prompt has it."""
     spec = SPECS[name]
     backend = FakeBackend(replace(spec, n_batch=chosen.n_batch, n_ubatch=chosen.n_ubatch))
-    context = ServerContext.with_backend(backend, chosen.config(spec, N_SLOTS))
+    context = ServerContext.with_backend(backend, chosen.config(spec, N_SLOTS, CAPS.get(name, 0)))
     if chosen.chunk is not None:
         context.step.builder.budget = FixedBudget(chosen.chunk)
     with tempfile.TemporaryDirectory() as folder:
