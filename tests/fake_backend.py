@@ -169,6 +169,11 @@ def candidate(logits: int, rank: int) -> int:
     return len(CONTROL) + (draw >> 8) % (N_VOCAB - len(CONTROL))
 
 
+def logprob(logits: int, token: int) -> float:
+    """Logarithm of the token's probability; any number will do that follows from all that was computed."""
+    return -(hash((logits, token, 23)) & 0xFFFF) / 1000.0
+
+
 @dataclass(slots=True)
 class FakeSpec:
     """What kind of model and context to imitate. ``n_ctx`` counts the cells of the whole context."""
@@ -236,6 +241,8 @@ class FakeBackend:
         self.closed = False
         self._aborted = 0
         self._logits: dict[int, int] = {}
+        #: Most outputs that one decode asked for.
+        self.n_outputs_most = 0
         self._pooled: dict[int, int] = {}
         self._n_decoded = 0
 
@@ -274,6 +281,7 @@ class FakeBackend:
         assert isinstance(batch, FakeBatch)
         entries = batch.entries[offset : offset + n_tokens]
         self._check(entries, n_tokens)
+        self.n_outputs_most = max(self.n_outputs_most, sum(entry[3] for entry in entries))
         self._logits.clear()
         self._pooled.clear()
         fault = self.faults.popleft() if self.faults else None
@@ -564,6 +572,20 @@ class FakeBackend:
         if index not in self._logits:
             self.violate(f"no logits at index {index}; there are some at {sorted(self._logits)}")
         return 0.5, [(candidate(self._logits[index], rank), 0.5 / (rank + 1)) for rank in range(n_top)]
+
+    def logprobs(
+        self, indices: Sequence[int], tokens: Sequence[int], n_top: int
+    ) -> list[tuple[float, list[tuple[int, float]]]]:
+        for index in indices:
+            if index not in self._logits:
+                self.violate(f"no logits at index {index}; there are some at {sorted(self._logits)}")
+        return [
+            (
+                logprob(self._logits[index], token),
+                [(candidate(self._logits[index], rank), -1.0 - rank) for rank in range(n_top)],
+            )
+            for index, token in zip(indices, tokens, strict=True)
+        ]
 
     # -- vocabulary
 

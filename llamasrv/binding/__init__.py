@@ -44,6 +44,7 @@ from llamasrv.binding.context import (
 from llamasrv.binding.draft_context import DraftContext, PairedMemory
 from llamasrv.binding.errors import ClosedError, NativeError
 from llamasrv.binding.grammar import check_grammar, json_schema_to_grammar
+from llamasrv.binding.logprobs import logprobs
 from llamasrv.binding.memory import Memory
 from llamasrv.binding.model import Model
 from llamasrv.binding.params import Params, backend_free, backend_init, build_info, build_number, init
@@ -114,6 +115,7 @@ __all__ = [
     "init",
     "json_schema_to_grammar",
     "log",
+    "logprobs",
     "output_limits",
     "sample_many",
     "set_sampler",

@@ -171,6 +171,15 @@ class Backend(Protocol):
         ``post``: after the sampler chain, else softmax over the raw logits.
         """
 
+    def logprobs(
+        self, indices: Sequence[int], tokens: Sequence[int], n_top: int
+    ) -> list[tuple[float, list[tuple[int, float]]]]:
+        """Natural logarithms of probabilities by the raw logits of the last decoded part.
+
+        For each index that of its token, and the ``n_top`` most likely ``(token, logarithm)``. Raises
+        :class:`BackendError`.
+        """
+
     # vocabulary
     def piece(self, token: int, special: bool) -> bytes: ...
     def is_eog(self, token: int) -> bool: ...

@@ -13,6 +13,7 @@ from llamasrv.engine.log import slt_err, slt_trc, slt_wrn
 from llamasrv.engine.metrics import ServerMetrics
 from llamasrv.engine.prefix import PrefixSources
 from llamasrv.engine.prompt_reuse import PromptReuse
+from llamasrv.engine.prompt_scores import MAX_OUTPUTS, wants_scores
 from llamasrv.engine.result import ErrorType
 from llamasrv.engine.slot import Slot, SlotState
 from llamasrv.engine.slots import SlotPool
@@ -38,11 +39,13 @@ class BatchMode:
 
 @dataclass(slots=True)
 class PromptPart:
-    """Batch entries [first, last) that are prompt tokens of ``slot``."""
+    """Batch entries [first, last) that are consecutive prompt tokens of ``slot``."""
 
     slot: Slot
     first: int
     last: int
+    #: Position of the first one.
+    pos0: int
 
 
 def can_split_embeddings(backend: Backend) -> bool:
@@ -94,6 +97,8 @@ class BatchBuilder:
         self.parts: list[PromptPart] = []
         #: Indices of the entries whose output is wanted.
         self.outputs: list[int] = []
+        #: How many of them are for prompts that are scored.
+        self._n_score_outputs = 0
 
     def build(self) -> None:
         """Fill the batch for the next step. A slot that fails gets its error here and is left out."""
@@ -101,6 +106,7 @@ class BatchBuilder:
         self.mode = None
         self.parts.clear()
         self.outputs.clear()
+        self._n_score_outputs = 0
         for slot in self.pool.slots:
             if slot.state is SlotState.WAIT_OTHER:
                 self.prefixes.wake(slot)
@@ -325,6 +331,12 @@ class BatchBuilder:
             last = task.decision.first_read
             if last <= first:
                 return
+        scored = wants_scores(slot)
+        if scored:
+            # the context bounds the outputs of a batch
+            last = min(last, first + MAX_OUTPUTS - self._n_score_outputs)
+            if last <= first:
+                return
         checkpoints = self.reuse.wants_checkpoints(slot)
         if checkpoints:
             last = min([last, *self.reuse.breaks(slot, backend.n_batch, backend.n_ubatch)])
@@ -333,11 +345,18 @@ class BatchBuilder:
         index = batch.extend(tokens, first, slot.id, task.need_embd)
         if task.need_embd:
             self.outputs.extend(range(index, index + len(tokens)))
+        elif scored:
+            # the last one gives the first new token, like every prompt's
+            n_outputs = min(last, task.n_tokens - 1) - first
+            for entry in range(index, index + n_outputs):
+                batch.set_output(entry, True)
+            self.outputs.extend(range(index, index + n_outputs))
+            self._n_score_outputs += n_outputs
         if task.decision is not None:
             for i, order in enumerate(task.decision.order[first:last]):
                 if order:
                     batch.set_decision_order(index + i, order)
-        self.parts.append(PromptPart(slot, index, index + len(tokens)))
+        self.parts.append(PromptPart(slot, index, index + len(tokens), first))
         prompt.tokens += tokens
 
         if prompt.n_tokens == task.n_tokens:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import copy
 
 from llamasrv.engine.log import srv_err
+from llamasrv.engine.prompt_scores import scores_of
 from llamasrv.engine.response import ServerResponse
 from llamasrv.engine.result import (
     ErrorResult,
@@ -79,6 +80,12 @@ class Emitter:
         part.tokens = [0]
         self._response.send(part)
 
+    def prompt_scores(self, slot: Slot) -> None:
+        """Give a stream the log-probabilities of its prompt."""
+        part = self._partial(slot)
+        part.prompt_probs = scores_of(slot)
+        self._response.send(part)
+
     def partial(self, slot: Slot, content: bytes, token: int, prob: TokenProb | None) -> None:
         """Send one token's share of a stream."""
         part = self._partial(slot)
@@ -134,5 +141,6 @@ class Emitter:
                 n_prompt_tokens_cache=stats.n_prompt_cached,
                 n_tokens_cached=slot.prompt.n_tokens,
                 probs=probs,
+                prompt_probs=[] if params.stream or task.prompt_logprobs < 0 else scores_of(slot),
             )
         )

@@ -189,6 +189,14 @@ class NativeBackend:
         assert isinstance(sampler, binding.Sampler)
         return binding.token_probs(self.model, sampler, index, token, min(n_top, self.n_vocab), post)
 
+    def logprobs(
+        self, indices: Sequence[int], tokens: Sequence[int], n_top: int
+    ) -> list[tuple[float, list[tuple[int, float]]]]:
+        try:
+            return binding.logprobs(self.model, indices, tokens, min(n_top, self.n_vocab))
+        except binding.NativeError as exc:
+            raise BackendError(str(exc)) from exc
+
     def piece(self, token: int, special: bool) -> bytes:
         return self._pieces[special][token]
 

@@ -39,7 +39,7 @@ class PrefixSources:
 
         Returns what to wait for instead, if a busy slot is computing a longer one.
         """
-        if not task.params.cache_prompt or task.is_stateless or not self.backend.has_memory:
+        if not task.reuses_prompt or not self.backend.has_memory:
             return None
         tokens = task.tokens
         n_own = common_prefix(slot.prompt.tokens, tokens)

@@ -36,7 +36,7 @@ class PromptReuse:
         """
         task = slot.task
         assert task is not None
-        if not task.params.cache_prompt or task.is_stateless or not self.backend.has_memory:
+        if not task.reuses_prompt or not self.backend.has_memory:
             return 0
         n_past = common_prefix(slot.prompt.tokens, task.tokens)
         if task.n_tokens_shared:

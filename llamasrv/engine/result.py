@@ -71,6 +71,15 @@ class TokenProb:
 
 
 @dataclass(slots=True)
+class PromptTokenProb:
+    """A token of the prompt, the natural logarithm of its probability, and the most likely ``(token, logarithm)``."""
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class PromptProgress:
     """How far prompt processing has come, in tokens."""
 
@@ -96,6 +105,8 @@ class PartialResult(Result):
     is_begin: bool = False
     progress: PromptProgress | None = None
     prob: TokenProb | None = None
+    #: Sent once, before the first token, if the task asked for it; from the second prompt token on.
+    prompt_probs: list[PromptTokenProb] | None = None
     stats: SlotStats | None = None
     post_sampling_probs: bool = False
 
@@ -123,6 +134,8 @@ class FinalResult(Result):
     n_prompt_tokens_cache: int = 0
     n_tokens_cached: int = 0
     probs: list[TokenProb] = field(default_factory=list)
+    #: From the second prompt token on, if the task asked for it and does not stream.
+    prompt_probs: list[PromptTokenProb] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from llamasrv.engine.metrics import ServerMetrics
 from llamasrv.engine.native import NativeBackend
 from llamasrv.engine.prefix import PrefixSources
 from llamasrv.engine.prompt_cache import PromptCache
+from llamasrv.engine.prompt_scores import MAX_OUTPUTS
 from llamasrv.engine.queue import ServerQueue
 from llamasrv.engine.reader import ResponseReader
 from llamasrv.engine.response import ServerResponse
@@ -413,7 +414,8 @@ class ServerContext:
             except BackendError as exc:
                 raise BackendError(f"Failed to initialize samplers: {exc}") from exc
             # the logits before sampling are not to be had from the device
-            needs_logits = sampling.n_probs > 0 and not task.params.post_sampling_probs
+            needs_probs = sampling.n_probs > 0 and not task.params.post_sampling_probs
+            needs_logits = needs_probs or task.prompt_logprobs >= 0
             on_device = sampling.backend_sampling and not needs_logits
             backend.set_sampler(slot.id, sampler if on_device else None)
         if save or task.is_child or (adapters != slot.adapters and not task.is_stateless):
@@ -489,11 +491,12 @@ class ServerContext:
 
 
 def _output_limits(params: dict[str, Any]) -> dict[str, int]:
-    """How many outputs one batch can ask for: all entries for embeddings, else those of a draft per sequence."""
+    """How many outputs one batch can ask for: all entries for embeddings, else a draft's per sequence and scores'."""
     if params["embedding"] or params["pooling_type"] not in ("unspecified", "none"):
         return {"n_outputs_max": params["n_batch"], "n_outputs_max_per_seq": 1}
     limits = params["speculative"]["output_limits"]
-    return {"n_outputs_max": max(1, limits["total"]), "n_outputs_max_per_seq": max(1, limits["per_seq"])}
+    total = max(1, limits["total"]) + MAX_OUTPUTS
+    return {"n_outputs_max": total, "n_outputs_max_per_seq": max(1, limits["per_seq"])}
 
 
 def _meta(

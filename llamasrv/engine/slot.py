@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from llamasrv.engine.adapters import Adapters
 from llamasrv.engine.backend import Sampler
 from llamasrv.engine.prompt import Prompt
-from llamasrv.engine.result import SlotSnapshot, StopType, TokenProb
+from llamasrv.engine.result import PromptTokenProb, SlotSnapshot, StopType, TokenProb
 from llamasrv.engine.stats import SlotStats
 from llamasrv.engine.task import Task
 from llamasrv.engine.text import GeneratedText
@@ -70,6 +70,7 @@ class Slot:
         "n_predict_max",
         "probs",
         "prompt",
+        "prompt_scores",
         "sampled",
         "sampler",
         "state",
@@ -117,6 +118,8 @@ class Slot:
         self.text = GeneratedText()
         self.generated_tokens: list[int] = []
         self.probs: list[TokenProb] = []
+        #: By position, as far as computed; the children of a task share their parent's.
+        self.prompt_scores: dict[int, PromptTokenProb] = {}
         self.has_new_line = False
         self.last_nl_pos = 0
         self.truncated = False

@@ -14,6 +14,7 @@ from llamasrv.engine.log import INFO, active, slt_trc, srv_err, srv_wrn
 from llamasrv.engine.metrics import ServerMetrics
 from llamasrv.engine.outputs import read_output
 from llamasrv.engine.prefix import PrefixSources
+from llamasrv.engine.prompt_scores import read_scores, wants_scores
 from llamasrv.engine.result import StopType, TokenProb
 from llamasrv.engine.slot import Slot, SlotState
 from llamasrv.engine.slots import SlotPool
@@ -224,6 +225,7 @@ class Step:
                         child.state = SlotState.STARTED
                         continue
                     child.i_batch = slot.i_batch
+                    child.prompt_scores = slot.prompt_scores
                     child.stats.t_start = slot.stats.t_start
                     child.stats.t_prompt_last = slot.stats.t_prompt_last
                     child.stats.n_prompt_cached = slot.stats.n_prompt_cached
@@ -267,6 +269,7 @@ class Step:
 
     def _post_decode(self, offset: int, n_tokens: int) -> None:
         end = offset + n_tokens
+        self._read_scores(offset, end)
         ready: list[Slot] = []
         for slot in self.pool.slots:
             if slot.state in (SlotState.PROCESSING_PROMPT, SlotState.DONE_PROMPT):
@@ -291,6 +294,17 @@ class Step:
         if drafted and self.speculation is not None:
             self._verify(drafted, offset, self.speculation)
 
+    def _read_scores(self, offset: int, end: int) -> None:
+        for part in self.builder.parts:
+            slot = part.slot
+            first, last = max(part.first, offset), min(part.last, end)
+            if first < last and wants_scores(slot):
+                try:
+                    entries = ((part.pos0 + entry - part.first, entry - offset) for entry in range(first, last))
+                    read_scores(self.backend, slot, entries)
+                except Exception as exc:
+                    self.builder.fail(slot, exc)
+
     def _prompt_done(self, slot: Slot, offset: int, end: int) -> bool:
         """The prompt is computed: answer a task that needs no more. True if tokens are to be generated."""
         task = slot.task
@@ -299,6 +313,8 @@ class Step:
             self.emit.send(read_output(self.backend, slot, self.builder.parts, offset, end))
             self._release(slot)
             return False
+        if task.prompt_logprobs >= 0 and task.params.stream:
+            self.emit.prompt_scores(slot)
         if slot.n_predict_max == 0:
             slot.stop = StopType.LIMIT
             slot.has_next_token = False

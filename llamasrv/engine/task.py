@@ -183,6 +183,8 @@ class Task:
     #: Numbers of tokens before which a user message begins (chat), ascending.
     user_starts: tuple[int, ...] = ()
     params: TaskParams = field(default_factory=TaskParams)
+    #: Ask for the log-probability of every prompt token, with so many of the most likely ones; -1: do not.
+    prompt_logprobs: int = -1
     decision: Decision | None = None
     slot_action: SlotAction | None = None
     metrics_reset_bucket: bool = False
@@ -235,6 +237,11 @@ class Task:
         """Whether the task neither reads nor leaves a reusable prompt (embedding, rerank)."""
         return self.type in (TaskType.EMBEDDING, TaskType.RERANK)
 
+    @property
+    def reuses_prompt(self) -> bool:
+        """Whether the prompt's beginning may be taken from what is computed already."""
+        return self.params.cache_prompt and not self.is_stateless and self.prompt_logprobs < 0
+
     def add_child(self, id_child: int) -> None:
         """Add one more completion of the same prompt; a fixed seed moves on by one per child."""
         sampling = self.params.sampling
@@ -248,6 +255,7 @@ class Task:
                 tokens=self.tokens,
                 user_starts=self.user_starts,
                 params=replace(self.params, sampling=sampling),
+                prompt_logprobs=self.prompt_logprobs,
                 cmpl_id=self.cmpl_id,
             )
         )

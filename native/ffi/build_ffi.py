@@ -19,6 +19,7 @@ INCLUDES = """
 #include "bridge.h"
 #include "bridge_chat.h"
 #include "bridge_decision.h"
+#include "bridge_logprobs.h"
 #include "bridge_spec.h"
 """
 
