@@ -505,6 +505,9 @@ class FakeBackend:
         if kind == "partial":
             self.window[seq_id] = dict(window)
             return True
+        if not full:
+            # as libllama does: nothing to do, what was there stays
+            return True
         self.seq_rm(seq_id, -1, -1)
         budget = self.n_ctx if self.spec.unified else self.n_ctx_seq
         if not self.spec.recurrent and self.n_cells_used(seq_id) + len(full) > budget:
