@@ -30,6 +30,7 @@ class ResponseReader:
         self._unfinished: set[int] = set()
         self._box: Mailbox | None = None
         self._stopped = False
+        self._holds = False
 
     def __enter__(self) -> ResponseReader:
         return self
@@ -64,8 +65,10 @@ class ResponseReader:
                 index += 1
                 self._ids.append(part.id)
         self._unfinished = set(self._ids)
-        # what is read may need the model's vocabulary to be shown
-        self._queue.keep_awake()
+        # what is read may need the model's vocabulary to be shown; who only looks at counters keeps nobody awake
+        self._holds = any(task.type is not TaskType.METRICS for task in tasks)
+        if self._holds:
+            self._queue.keep_awake()
         self._box = self._response.add_waiting_task_ids(self._ids)
         self._queue.post(tasks, front)
 
@@ -117,7 +120,7 @@ class ResponseReader:
         if self._stopped:
             return
         self._stopped = True
-        if self._ids:
+        if self._holds:
             self._queue.allow_sleep()
         self._response.remove_waiting_task_ids(self._ids)
         if self._unfinished:

@@ -94,11 +94,11 @@ def inspect(path: Path, n_vocab: int, n_ctx: int, identity: Mapping[str, Any]) -
     if state_offset > len(data):
         raise SlotFileError("the file is cut off")
     tokens = unpack_tokens(list(array("i", data[_HEADER.size : state_offset])))
+    start = _check_record(path, tokens, data, state_offset, identity)
     if tokens and not (min(tokens) >= 0 and max(tokens) < n_vocab):
         raise SlotFileError("Invalid tokens in slot save file")
     if len(tokens) > n_ctx:
         raise SlotFileError("Restored prompt does not fit in the slot context")
-    start = _check_record(path, tokens, data, state_offset, identity)
     return SlotFile(tokens, n_words, state_offset, start)
 
 

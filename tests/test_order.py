@@ -1,0 +1,101 @@
+"""Who is served when: order of arrival, named slots, groups, and clients that leave."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from server_process import ServerProcess
+from talk import all_idle, complete, metric, wait_for
+
+
+@pytest.fixture(scope="module")
+def four(tiny_model_path: Path) -> Iterator[ServerProcess]:
+    with ServerProcess("-m", tiny_model_path, "-c", 4096, "-np", 4, "-kvu", "-t", 1, "--metrics") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def single(tiny_model_path: Path) -> Iterator[ServerProcess]:
+    with ServerProcess("-m", tiny_model_path, "-c", 4096, "-np", 1, "-t", 1, "--metrics") as server:
+        yield server
+
+
+def test_groups_and_named_slots_do_not_lock_up(four: ServerProcess) -> None:
+    """Four requests at a time, each naming another slot and wanting two more, over and over."""
+
+    def ask(number: int) -> Any:
+        body = {"prompt": "Hello", "id_slot": number % 4, "n_cmpl": 3, "n_predict": 4}
+        answers = complete(four, **body, temperature=1.0, seed=number)
+        assert [answer["index"] for answer in answers] == [0, 1, 2]
+        return [answer["generation_settings"]["seed"] for answer in answers]
+
+    with ThreadPoolExecutor(4) as pool:
+        for seeds in pool.map(ask, range(40)):
+            assert len(set(seeds)) == 3
+    assert all_idle(four)
+
+
+@pytest.mark.parametrize("value", [0, -1, 5, 100_000])
+def test_more_completions_than_slots_are_refused(four: ServerProcess, value: int) -> None:
+    refused = four.post("/completion", {"prompt": "Hello", "n_cmpl": value})
+    assert refused.status == 400
+    assert "n_cmpl" in refused.json()["error"]["message"]
+
+
+def test_a_group_whose_client_leaves_frees_all_its_slots(four: ServerProcess) -> None:
+    body = {"prompt": "Hello", "n_cmpl": 4, "n_predict": 100_000, "ignore_eos": True, "stream": True}
+    with four.stream("/completion", body) as stream:
+        next(iter(stream))
+        stream.hang_up()
+    wait_for(lambda: all_idle(four))
+    assert complete(four, prompt="Hello", n_predict=3, ignore_eos=True)["tokens_predicted"] == 3
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_nobody_is_passed_over_under_steady_load(single: ServerProcess, named: bool) -> None:
+    """Each of four asks anew as soon as it is answered: none may be far ahead of another."""
+    counts = [0, 0, 0, 0]
+    stop = threading.Event()
+
+    def client(number: int) -> None:
+        body: dict[str, Any] = {"prompt": f"Client {number}", "n_predict": 4, "ignore_eos": True}
+        if named and number % 2:
+            body["id_slot"] = 0
+        while not stop.is_set():
+            complete(single, **body)
+            counts[number] += 1
+
+    threads = [threading.Thread(target=client, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: sum(counts) >= 80)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert min(counts) >= max(counts) // 3 - 3, counts
+
+
+def test_waiting_requests_start_in_order_of_arrival(single: ServerProcess) -> None:
+    ended: list[int] = []
+
+    def ask(number: int) -> None:
+        complete(single, prompt=f"Number {number}", n_predict=200, ignore_eos=True)
+        ended.append(number)
+
+    body = {"prompt": "Long", "n_predict": 4000, "ignore_eos": True, "stream": True}
+    with single.stream("/completion", body) as busy:
+        next(iter(busy))
+        threads = []
+        for number in range(6):
+            threads.append(threading.Thread(target=ask, args=(number,)))
+            threads[-1].start()
+            wait_for(lambda number=number: metric(single, "requests_deferred") == number + 1)
+        busy.hang_up()
+    for thread in threads:
+        thread.join()
+    assert ended == sorted(ended)
