@@ -480,3 +480,27 @@ def test_deeply_nested_bodies_are_refused(small: ServerProcess, path: str, depth
     body = b'{"prompt": "x", "content": ' + b"[" * depth + b"]" * depth + b', "tokens": []}'
     assert small.post(path, body).status == 400
     assert small.get("/health").status == 200
+
+
+# -- asleep and awake
+
+
+def test_an_idle_server_sleeps_although_it_is_watched_and_wakes_once_for_all(tiny_model_path: Path) -> None:
+    flags = ("-c", 2048, "-np", 2, "-t", 1, "--metrics", "--sleep-idle-seconds", 1, *EXACT)
+    with ServerProcess("-m", tiny_model_path, *flags) as server:
+        body = {"prompt": "Once there was a river", "n_predict": 20}
+        answer = complete(server, **body)["content"]
+
+        def asleep() -> bool:
+            assert server.get("/metrics").status == 200
+            return bool(server.get("/props").json()["is_sleeping"])
+
+        wait_for(asleep)
+        assert metric(server, "tokens_predicted_total") == 20
+        assert asleep()
+        with ThreadPoolExecutor(10) as pool:
+            answers = list(pool.map(lambda _: complete(server, **body)["content"], range(10)))
+        assert set(answers) == {answer}
+        assert not asleep()
+        assert server.log.count("exiting sleeping state") == 1
+        wait_for(asleep)
