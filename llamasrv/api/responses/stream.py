@@ -20,12 +20,15 @@ Event = dict[str, Any]
 class ResponsesStream:
     """Numbered events from ``response.created`` to ``response.completed`` or ``response.incomplete``.
 
-    An item is complete before the next one begins; the response at the end holds the same items.
+    An item is complete before the next one begins; the response at the end holds the same items. ``has_extras``: the
+    request asks for progress or times, which only the original's clients do: they know one last event,
+    ``response.completed``, and the status within tells the rest.
     """
 
-    def __init__(self, reply: Reply, state: ChatState) -> None:
+    def __init__(self, reply: Reply, state: ChatState, has_extras: bool = False) -> None:
         self._reply = reply
         self._state = state
+        self._name_of_cut_off = "response.completed" if has_extras else "response.incomplete"
         self._blocks = Blocks()
         self._items: list[Item] = []
         self._n_events = 0
@@ -65,7 +68,7 @@ class ResponsesStream:
         if is_cut_off(result) and self._items:
             self._items[-1].is_complete = False
         self._tell(self._blocks.close(), events)
-        name = "response.incomplete" if is_cut_off(result) else "response.completed"
+        name = self._name_of_cut_off if is_cut_off(result) else "response.completed"
         events.append(self._event(name, response=self._reply.ended(result, self._items)))
         if result.stats.is_set:
             events[-1]["timings"] = timings(result.stats)

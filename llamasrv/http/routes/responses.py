@@ -36,7 +36,9 @@ def routes(state: ServerState, context: ApiContext) -> list[Route]:
         reply = Reply(context, asked, task.params)
         answer = ChatState(plan.answer)
         if task.params.stream:
-            return attach(state, request.environ, reader, [task], ResponsesStream(reply, answer), client)
+            has_extras = task.params.timings_per_token or task.params.return_progress
+            form = ResponsesStream(reply, answer, has_extras)
+            return attach(state, request.environ, reader, [task], form, client)
         [result] = results_of(reader, [task], client.is_gone)
         return json_response(response_json(reply, answer, cast(FinalResult, result)))
 
