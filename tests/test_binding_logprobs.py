@@ -16,7 +16,9 @@ TEXT = "Once upon a time there was a river"
 @pytest.fixture(scope="module")
 def decoded(tiny_model_path: Path) -> Iterator[tuple[Model, list[int]]]:
     """A model, and the prompt whose every position but the last has an output."""
-    with Params.parse(["llamasrv", "-m", str(tiny_model_path), "-c", "256", "--no-warmup", "-lv", "0"]) as params:
+    with Params.parse(
+        ["llamasrv", "-m", str(tiny_model_path), "-c", "256", "-np", "1", "--no-warmup", "-lv", "0"]
+    ) as params:
         backend_init(params)
         with Model.load(params) as model:
             tokens = model.vocab.tokenize(TEXT, True, True)

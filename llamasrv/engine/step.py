@@ -380,7 +380,8 @@ class Step:
         shown, counts = accept_token(
             slot, token, backend.piece(token, special), backend.is_eog(token), self.config.ctx_shift
         )
-        if prob is not None and counts:
+        # a scored text has an entry for every token
+        if prob is not None and (counts or task.prompt_logprobs >= 0):
             prob.piece = shown
             slot.probs.append(prob)
         if params.stream and (counts or shown):

@@ -11,6 +11,7 @@ from llamasrv.api.context import ApiContext
 from llamasrv.api.jsonio import parse_object
 from llamasrv.api.openai.common import Request
 from llamasrv.api.openai.completions import CompletionStream, completion_response
+from llamasrv.api.openai.echo import Echo, with_echo
 from llamasrv.engine.result import FinalResult
 from llamasrv.http.errors import json_response
 from llamasrv.http.resume import attach
@@ -22,15 +23,15 @@ from llamasrv.http.waiting import results_of
 
 def routes(state: ServerState, context: ApiContext) -> list[Route]:
     def completions() -> Response:
-        data = parse_object(request.get_data())
+        data, wants_echo = with_echo(parse_object(request.get_data()))
         client = Client(request.environ)
         reader = state.context.reader()
         tasks = build_completion_tasks(context, data, reader)
+        echo = Echo(context.vocab, data, tasks) if wants_echo else None
         about = Request(context, tasks)
-        params = tasks[0].params
-        if params.stream:
-            return attach(state, request.environ, reader, tasks, CompletionStream(about), client)
+        if tasks[0].params.stream:
+            return attach(state, request.environ, reader, tasks, CompletionStream(about, echo), client)
         results = results_of(reader, tasks, client.is_gone)
-        return json_response(completion_response(about, cast("list[FinalResult]", results)))
+        return json_response(completion_response(about, cast("list[FinalResult]", results), echo))
 
     return [Route("POST", "/v1/completions", completions, needs_model=True)]
