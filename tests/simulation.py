@@ -171,8 +171,10 @@ class Kinds:
     files: bool = True
     types: tuple[TaskType, ...] = (TaskType.COMPLETION,)
     temperatures: tuple[float, ...] = (0.0, 0.8)
-    #: Most tokens of a prompt's part that others may share.
-    max_cut: int = 70
+    n_predict: tuple[int, ...] = (0, 1, 2, 3, 8, 20, 60)
+    several: bool = True
+    #: Tokens of a prompt's part that others may share.
+    cuts: tuple[int, int] = (0, 70)
 
 
 def requests(kinds: Kinds, faults: bool) -> st.SearchStrategy[Request]:
@@ -181,11 +183,11 @@ def requests(kinds: Kinds, faults: bool) -> st.SearchStrategy[Request]:
         Request,
         type=st.sampled_from(kinds.types),
         base=st.integers(0, 3),
-        cut=st.integers(0, kinds.max_cut),
+        cut=st.integers(*kinds.cuts),
         suffix=st.lists(st.integers(0, 9), max_size=4).map(tuple),
-        n_predict=st.sampled_from([0, 1, 2, 3, 8, 20, 60]),
+        n_predict=st.sampled_from(kinds.n_predict),
         stream=st.booleans(),
-        n_cmpl=st.sampled_from([1, 1, 1, 1, 2, 3, n_slots]),
+        n_cmpl=st.sampled_from([1, 1, 1, 1, 2, 3, n_slots] if kinds.several else [1]),
         id_slot=st.sampled_from([-1, -1, -1, -1, *range(n_slots)]),
         temp=st.sampled_from(kinds.temperatures),
         seed=st.integers(1, 5),

@@ -502,5 +502,5 @@ def test_an_idle_server_sleeps_although_it_is_watched_and_wakes_once_for_all(tin
             answers = list(pool.map(lambda _: complete(server, **body)["content"], range(10)))
         assert set(answers) == {answer}
         assert not asleep()
-        assert server.log.count("exiting sleeping state") == 1
+        assert server.log.count("server is exiting sleeping state") == 1
         wait_for(asleep)

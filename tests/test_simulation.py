@@ -311,6 +311,15 @@ def test_invariants_hold_under_random_schedules(name: str, chosen: Settings, sch
     search(lambda actions: play(name, chosen, actions), schedule)
 
 
+@randomly
+@given(chosen=SETTINGS, data=st.data())
+def test_sequences_that_share_cells_reach_the_end_of_their_context(chosen: Settings, data: st.DataObject) -> None:
+    kinds = Kinds(N_SLOTS, lora=False, files=False, n_predict=(5, 60), several=False, cuts=(40, 60))
+    schedule = data.draw(schedules(kinds))
+    sharing = replace(chosen, ctx_shift=True, share_prefix=True)
+    search(lambda actions: play("unified-capped", sharing, actions), schedule)
+
+
 @pytest.mark.parametrize("name", ["unified", "split"])
 @randomly
 @given(chosen=SETTINGS, schedule=schedules(Kinds(N_SLOTS)))
