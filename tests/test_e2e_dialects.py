@@ -34,6 +34,22 @@ def server(tiny_model_path: Path) -> Iterator[ServerProcess]:
         yield running
 
 
+#: A template whose answers begin with reasoning.
+THINKING = """
+{%- for m in messages %}<|{{ m.role }}|>
+{%- if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}<|end|>{% endfor %}
+{%- if add_generation_prompt %}<|assistant|><think>{% endif %}"""
+
+
+@pytest.fixture(scope="module")
+def thinker(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    template = tmp_path_factory.mktemp("template") / "template.jinja"
+    template.write_text(THINKING)
+    flags = ("-m", tiny_model_path, "-c", 2048, "-np", 1, "-t", 1, "--chat-template-file", template, "--jinja")
+    with ServerProcess(*flags, "--grammar", 'root ::= "hm</think>Noon"') as running:
+        yield running
+
+
 @pytest.fixture(scope="module")
 def small(tiny_model_path: Path) -> Iterator[ServerProcess]:
     with ServerProcess("-m", tiny_model_path, "-c", 256, "-np", 1, "-t", 1, "--jinja") as running:
@@ -254,6 +270,50 @@ def test_counting_tokens(anthropic_client: anthropic.Anthropic) -> None:
     usage = anthropic_client.messages.create(**asked, max_tokens=1).usage
     assert counted == usage.input_tokens + (usage.cache_read_input_tokens or 0)
     assert anthropic_client.messages.count_tokens(**asked, tools=[TOOL], system="Be brief.").input_tokens > counted
+
+
+# -- reasoning
+
+
+def test_thinking_is_a_block_of_its_own(thinker: ServerProcess) -> None:
+    asked: dict[str, Any] = {
+        "model": "tiny",
+        "max_tokens": 40,
+        "messages": [{"role": "user", "content": "Once"}],
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+    }
+    url = f"http://127.0.0.1:{thinker.port}"
+    with anthropic.Anthropic(base_url=url, api_key="none", _strict_response_validation=True) as client:
+        plain = client.messages.create(**asked)
+        with client.messages.stream(**asked) as stream:
+            streamed = stream.get_final_message()
+    for message in (plain, streamed):
+        thinking, said = message.content
+        assert thinking.type == "thinking" and thinking.thinking == "hm"
+        assert said.type == "text" and said.text == "Noon"
+        assert message.stop_reason == "end_turn"
+
+
+def test_reasoning_is_an_item_of_its_own(thinker: ServerProcess) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "input": "Once", "max_output_tokens": 40}
+    url = f"http://127.0.0.1:{thinker.port}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", _strict_response_validation=True) as client:
+        plain = client.responses.create(**asked)
+        events = list(client.responses.create(**asked, stream=True))
+        last = events[-1]
+        assert last.type == "response.completed"
+        question = {"role": "user", "content": "Once"}
+        again: Any = [question, *last.response.output, question]
+        assert client.responses.create(model="tiny", input=again).output_text == "Noon"
+    for response in (plain, last.response):
+        reasoning, message = response.output
+        assert reasoning.type == "reasoning" and reasoning.content
+        assert (reasoning.status, reasoning.content[0].text) == ("completed", "hm")
+        assert message.type == "message" and response.output_text == "Noon"
+        assert response.usage is not None
+        assert 0 < response.usage.output_tokens_details.reasoning_tokens < response.usage.output_tokens
+    deltas = [event.delta for event in events if event.type == "response.reasoning_text.delta"]
+    assert "".join(deltas) == "hm"
 
 
 # -- requests that cannot be served
