@@ -236,6 +236,14 @@ def test_a_required_tool_streams_as_deltas(server: ServerProcess) -> None:
     assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
+def test_without_parallel_calls_there_is_one(server: ServerProcess) -> None:
+    body = {"tools": CLOCKS, "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 400}
+    choice = answer(server, **body)
+    [call] = choice["message"]["tool_calls"]
+    check_call(call["function"], ("clock_utc", "clock_local"))
+    assert choice["finish_reason"] == "tool_calls"
+
+
 @pytest.mark.parametrize(
     "choice", [{"type": "function", "function": {"name": "none_such"}}, {"type": "function"}, 5, "perhaps"]
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from llamasrv.engine.task import TaskParams
 
 #: Members of the request that are no fields of a completion, or that the chat session provides.
 _CONSUMED = frozenset({"messages", "tools", "grammar_lazy", "grammar_triggers", "preserved_tokens"})
+_MANY_CALLS = re.compile(r"^(tool-calls ::= )\((tool-call\?? space)\)\+$", re.MULTILINE)
 #: Alternatives per token with ``logprobs`` alone.
 _N_PROBS = 20
 
@@ -121,21 +123,27 @@ def _render(
 def _constrain(plan: ChatPlan, use: ToolUse, request: binding.ChatRequest, grammars: GrammarUse) -> ChatPlan:
     """Choose the grammar. Whatever is demanded is enforced or refused, never let go."""
     answer, data = plan.answer, plan.data
+    one_call = bool(request.tools) and not request.parallel_tool_calls
     if answer.grammar:
         data.pop("grammar", None)
         data.pop("json_schema", None)
         if answer is not plan.prompted:
             # the calls begin at once: nothing of the prompt is part of the grammar
             return ChatPlan(data, answer, plan.prompted, _checked(grammars, answer.grammar))
-        grammar = _checked(grammars, answer.grammar)
+        grammar = _checked(grammars, _limited(answer.grammar, one_call))
         if use.is_demanded:
-            grammar = _first_usable(grammars, answer.grammar_of_calls, grammar)
+            grammar = _first_usable(grammars, _limited(answer.grammar_of_calls, one_call), grammar)
         return ChatPlan(data, answer, answer, grammar, answer.grammar_lazy, answer.generation_prompt)
     if request.json_schema is not None:
         # a template whose parser does not care for schemas
         data.pop("json_schema", None)
         data["grammar"] = _from_schema(grammars, request.json_schema)
     return ChatPlan(data, answer, plan.prompted, generation_prompt=answer.generation_prompt)
+
+
+def _limited(grammar: str, one_call: bool) -> str:
+    """The grammar with at most one call; where a tag surrounds each call the native library allows any number."""
+    return _MANY_CALLS.sub(r"\1\2", grammar) if one_call else grammar
 
 
 def _checked(grammars: GrammarUse, text: str) -> str:
