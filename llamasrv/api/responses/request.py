@@ -14,7 +14,9 @@ from llamasrv.engine.log import srv_wrn
 #: What only a service that keeps earlier requests can follow.
 _STORED = ("previous_response_id", "conversation", "prompt", "background")
 #: Members that mean something else to a completion, or nothing. There is one answer to a request.
-_CONSUMED = frozenset({"input", "instructions", "reasoning", "text", "tools", "max_output_tokens", "include", "n"})
+_CONSUMED = frozenset(
+    {"input", "instructions", "reasoning", "text", "tools", "max_output_tokens", "include", "n", "n_cmpl"}
+)
 #: Members that the response repeats as they are.
 _REPEATED = ("instructions", "max_output_tokens", "metadata", "reasoning", "text", "user")
 _INPUT_ROLES = ("user", "system", "developer")
