@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from http_harness import wait_for
 from server_process import ServerProcess
 
 CHAT = "/v1/chat/completions"
@@ -322,13 +323,21 @@ def test_control_of_a_completion_that_is_unknown(server: ServerProcess) -> None:
     assert response.json() == {"success": False, "message": "no active completion for this id"}
 
 
+def test_a_stream_that_names_its_conversation_can_be_read_again(server: ServerProcess) -> None:
+    body = {"messages": [USER], "temperature": 0, "max_tokens": 16, "stream": True}
+    with server.stream(CHAT, body, headers={"X-Conversation-Id": "talk"}) as stream:
+        first = stream.read()
+    assert first.endswith(b"data: [DONE]\n\n")
+    again = server.get("/v1/stream?conv_id=talk&from=0")
+    assert (again.status, again.body) == (200, first)
+
+
 @pytest.mark.slow
 def test_chats_wake_a_sleeping_server(tiny_model_path: Path) -> None:
     flags = ["-m", tiny_model_path, "-c", 512, "-np", 1, "-t", 1, "--no-warmup", "--sleep-idle-seconds", 1]
     with ServerProcess(*flags, "--chat-template", TEMPLATE) as server:
         before = content(server)
         for _ in range(2):
-            while not server.get("/props").json()["is_sleeping"]:
-                pass
+            assert wait_for(lambda: server.get("/props").json()["is_sleeping"], timeout=60)
             assert server.get("/props").json()["chat_template"] == TEMPLATE
             assert content(server) == before
