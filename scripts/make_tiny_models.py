@@ -459,7 +459,7 @@ DECISION_TEMPLATES = {
     "laya": _SHOW + "[CLS]{{ type }}: {{ show(instructions) }}[SEP]"
     "{% for o in options %}[MASK] {{ option(o) }}{% endfor %}[SEP]{{ show(state) }}[SEP]",
     "lfm2-d1-omni": _SHOW + "{{ sep }}{{ type }}{{ sep }}{{ mark_question }} {{ show(instructions) }}"
-    "{% for o in options %}{{ sep }}<|mask|>{{ sep }}{{ mark_option }} {{ option(o) }}{% endfor %}"
+    "{% for o in options %}{{ sep }}[MASK]{{ sep }}{{ mark_option }} {{ option(o) }}{% endfor %}"
     "{{ sep }}\n{{ sep }}{{ mark_state }} {{ show(state) if state is not none }}{{ sep }}.",
     "clef": _SHOW + "[CLS]{{ sep }}{{ show(state) }}"
     "{% for q in questions %}{{ sep }}{{ q.type }}{{ sep }}{{ mark_question }}{{ show(q.instructions) }}"
@@ -467,14 +467,13 @@ DECISION_TEMPLATES = {
     "{{ sep }}[SEP]",
 }
 #: Those whose prompt is read in one piece, in both directions.
-DECISION_ENCODERS = frozenset({"laya", "clef"})
+DECISION_ENCODERS = frozenset({"laya", "lfm2-d1-omni", "clef"})
 
 
 def decision_vocabulary() -> Vocabulary:
     """Labels, and the marks of options."""
     vocab = bpe_vocabulary()
     vocab.add("<|box_end|>", CONTROL, 0.0)
-    vocab.add("<|mask|>", CONTROL, 0.0, "mask")
     for word in ("yes", "No", "AA", "AB"):
         vocab.add(word, USER_DEFINED)
     vocab.pad()

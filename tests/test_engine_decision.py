@@ -10,6 +10,7 @@ import pytest
 from engine_driver import run, running
 from fake_backend import BOS, FakeBackend, FakeSpec
 
+from llamasrv.engine.config import EngineConfig
 from llamasrv.engine.result import DecisionResult, ErrorResult, ErrorType
 from llamasrv.engine.task import Decision, Task, TaskType
 
@@ -144,6 +145,22 @@ def test_a_shared_beginning_is_computed_once(spec: FakeSpec) -> None:
             assert sum(entry.pos < 20 for entry in backend.log) == 20
             assert context.metrics.n_prompt_cached == 60
         backend = FakeBackend(spec)
+
+
+@pytest.mark.parametrize("spec", [DECODER, SPLIT], ids=["unified", "split"])
+def test_a_beginning_that_the_parent_holds_already_goes_to_the_children(spec: FakeSpec) -> None:
+    config = EngineConfig(
+        n_parallel=4, kv_unified=spec.unified, share_prefix=False, cache_idle_slots=False, cache_ram_mib=0
+    )
+    backend = FakeBackend(spec)
+    with running(backend, config) as context:
+        found = []
+        for _ in range(2):
+            parent = task(Decision(labels=(5, 9)), n_tokens_shared=20)
+            parent.child_tasks = [task(Decision(labels=(5, 9)), [*PROMPT[:20], 3 + k]) for k in range(3)]
+            found.append(scores(run(context, parent)))
+    assert found[0] == found[1]
+    assert sum(entry.pos < 20 for entry in backend.log) == 20
 
 
 def test_a_group_whose_parent_is_refused_ends_and_leaves_the_slots_free() -> None:

@@ -323,9 +323,8 @@ class BatchBuilder:
         if first < start:
             # the adapter goes on in between
             last = min(last, start)
-        if task.n_tokens_shared > first and any(other.waits_for(slot) for other in self.pool.slots):
-            # the children go on from this state, some memories can be copied only as a whole
-            last = min(last, task.n_tokens_shared)
+        if task.n_tokens_shared >= first:
+            last = self._stop_for_children(slot, last)
         if task.decision is not None and 0 <= task.decision.first_read < last < task.n_tokens:
             # what is read has to come out of one batch
             last = task.decision.first_read
@@ -369,6 +368,20 @@ class BatchBuilder:
             init_sampler(slot)
         if checkpoints:
             self.reuse.checkpoint(slot, len(tokens), backend.n_ubatch, is_bounded=limit < backend.n_batch)
+
+    def _stop_for_children(self, slot: Slot, last: int) -> int:
+        """Where the slot's prompt has to be interrupted, before ``last``, so that its children go on from there.
+
+        Some memories can be copied only as a whole. Children whose part is there already are started.
+        """
+        assert slot.task is not None
+        n_shared = slot.task.n_tokens_shared
+        waiting = [other for other in self.pool.slots if other.waits_for(slot)]
+        if slot.prompt.n_tokens == n_shared:
+            for other in waiting:
+                self.prefixes.wake(other)
+            return last
+        return min(last, n_shared) if waiting else last
 
     def fail(self, slot: Slot, exc: Exception) -> None:
         """Answer a slot's task with an unexpected error and free the slot."""
