@@ -332,6 +332,62 @@ def test_a_stream_that_names_its_conversation_can_be_read_again(server: ServerPr
     assert (again.status, again.body) == (200, first)
 
 
+#: A template whose answers begin with reasoning.
+THINKING = """
+{%- for m in messages %}<|{{ m.role }}|>
+{%- if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}<|end|>{% endfor %}
+{%- if add_generation_prompt %}<|assistant|>
+<think>
+{% endif %}"""
+
+
+@pytest.fixture(scope="module")
+def thinker(tiny_models: dict[str, Path]) -> Iterator[ServerProcess]:
+    # its tokenizer finds the tags again within the prompt
+    flags = ["-m", tiny_models["tiny-bpe"], "-c", 4096, "-np", 2, "-t", 1, "--no-warmup", "--chat-template", THINKING]
+    with ServerProcess(*flags) as server:
+        yield server
+
+
+def test_reasoning_is_apart_from_the_content(thinker: ServerProcess) -> None:
+    body = {"grammar": 'root ::= "hm\\n</think>\\nNoon"', "max_tokens": 64}
+    message = answer(thinker, **body)["message"]
+    assert (message["reasoning_content"].strip(), message["content"].strip()) == ("hm", "Noon")
+    events = streamed(thinker, **body)
+    assert joined(events, "reasoning_content") == message["reasoning_content"]
+    assert joined(events) == message["content"]
+    assert content(thinker, reasoning_format="none", **body).endswith("hm\n</think>\nNoon")
+
+
+def test_reasoning_under_way_is_ended_by_control(thinker: ServerProcess) -> None:
+    body = {"messages": [USER], "max_tokens": 1500, "ignore_eos": True, "reasoning_control": True, "stream": True}
+    control = {"action": "reasoning_end"}
+    with thinker.stream(CHAT, body) as stream:
+        reasoning = text = ""
+        is_told = False
+        for event in stream:
+            delta = event["choices"][0]["delta"]
+            reasoning += delta.get("reasoning_content") or ""
+            text += delta.get("content") or ""
+            if reasoning and not is_told:
+                is_told = True
+                done = thinker.post(f"{CHAT}/control", {"id": event["id"], **control})
+                assert done.json() == {"success": True}
+            if text:
+                break
+    assert reasoning
+    assert text
+
+
+def test_reasoning_is_ended_only_where_the_request_allows_it(thinker: ServerProcess) -> None:
+    body = {"messages": [USER], "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    with thinker.stream(CHAT, body) as stream:
+        event = next(iter(stream))
+        done = thinker.post(f"{CHAT}/control", {"id": event["id"], "action": "reasoning_end"})
+    answered = {"success": False, "message": "reasoning control not enabled for this completion"}
+    assert done.json() == answered
+
+
 @pytest.mark.slow
 def test_chats_wake_a_sleeping_server(tiny_model_path: Path) -> None:
     flags = ["-m", tiny_model_path, "-c", 512, "-np", 1, "-t", 1, "--no-warmup", "--sleep-idle-seconds", 1]
