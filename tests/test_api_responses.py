@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,10 +16,11 @@ from test_api_chat_params import SOURCE
 from llamasrv.api.chat_state import ChatState
 from llamasrv.api.errors import ApiError
 from llamasrv.api.responses.format import Reply, response_json
+from llamasrv.api.responses.logprobs import TokenTrail
 from llamasrv.api.responses.request import ResponsesRequest, read_responses_request
 from llamasrv.api.responses.stream import ResponsesStream
 from llamasrv.binding import ChatRequest, ChatTemplates
-from llamasrv.engine.result import ErrorType, FinalResult, PartialResult, PromptProgress, Result, StopType
+from llamasrv.engine.result import ErrorType, FinalResult, PartialResult, PromptProgress, Result, StopType, TokenProb
 from llamasrv.engine.stats import SlotStats
 from llamasrv.engine.task import TaskParams
 
@@ -149,10 +152,23 @@ def test_there_is_one_answer() -> None:
     assert not chat_of(n=3, n_cmpl=3).keys() & {"n", "n_cmpl"}
 
 
+def test_probabilities_are_asked_for_by_include() -> None:
+    include = ["reasoning.encrypted_content", "message.output_text.logprobs"]
+    chat = chat_of(include=include, top_logprobs=3)
+    assert (chat["logprobs"], chat["top_logprobs"]) == (True, 3)
+    asked = read_responses_request({"input": "hi", "include": include})
+    assert asked.n_top == 0
+    assert asked.chat["top_logprobs"] == 1
+    assert not chat_of(top_logprobs=3, include=[]).keys() & {"logprobs", "top_logprobs"}
+
+
 @pytest.mark.parametrize(
     ("body", "part"),
     [
         ({}, "'input' is required"),
+        ({"input": "a", "include": "all"}, "'include' must be an array"),
+        ({"input": "a", "include": ["message.output_text.logprobs"], "top_logprobs": "x"}, "'top_logprobs'"),
+        ({"input": "a", "include": ["message.output_text.logprobs"], "top_logprobs": -1}, "'top_logprobs'"),
         ({"input": None}, "'input' is required"),
         ({"input": 5}, "must be a string or array"),
         ({"input": [5]}, "input[0] must be an object"),
@@ -357,3 +373,43 @@ def test_an_error_is_an_event_of_its_own_number() -> None:
     assert error["type"] == "error"
     assert error["message"] == "it broke"
     assert error["error"]["code"] == 500
+
+
+def prob(piece: str) -> TokenProb:
+    return TokenProb(token=1, piece=piece.encode(), prob=0.5, top=[(1, piece.encode(), 0.5), (2, b"x", 0.25)])
+
+
+PIECES = ["<think>", "hm", "</think>", "No", "on"]
+
+
+def words(entries: list[Any]) -> list[str]:
+    return [entry["token"] for entry in entries]
+
+
+@pytest.mark.parametrize("n_top", [0, 1])
+def test_probabilities_of_the_tokens_of_a_text(n_top: int) -> None:
+    body = {"include": ["message.output_text.logprobs"], "top_logprobs": n_top}
+    last = replace(final("".join(PIECES)), probs=[prob(piece) for piece in PIECES])
+    plain = response_json(reply_of(**body), state_of(), last)
+    Response.model_validate(plain, strict=True)
+    entries = plain["output"][1]["content"][0]["logprobs"]
+    assert words(entries) == ["No", "on"]
+    assert {len(entry["top_logprobs"]) for entry in entries} == {n_top}
+    assert entries[0]["logprob"] == pytest.approx(math.log(0.5))
+
+    pieces: list[Result] = [PartialResult(id=1, content=piece.encode(), prob=prob(piece)) for piece in PIECES]
+    events = events_of([*pieces, final()], ResponsesStream(reply_of(**body), state_of()))
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert [words(event["logprobs"]) for event in deltas] == [["No"], ["on"]]
+    [done] = [event for event in events if event["type"] == "response.output_text.done"]
+    assert done["logprobs"] == events[-1]["response"]["output"][1]["content"][0]["logprobs"] == entries
+
+
+def test_tokens_are_found_again_in_a_text() -> None:
+    trail = TokenTrail([prob(piece) for piece in ("<a>", " No", "on", " n", "ow", "</a>")])
+    assert trail.take("elsewhere") == []
+    assert [found.piece for found in trail.take("Noon n")] == [b" No", b"on", b" n"]
+    assert [found.piece for found in trail.take("ow")] == [b"ow"]
+    assert trail.take("No") == []
+    trail.add(prob("é"))
+    assert [found.piece for found in trail.take("é")] == ["é".encode()]

@@ -180,6 +180,28 @@ def test_parse_gives_an_object(openai_client: openai.OpenAI) -> None:
     assert isinstance(parsed.output_parsed, Pet)
 
 
+def test_probabilities_of_a_response(openai_client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": "tiny",
+        "input": "Once",
+        "max_output_tokens": 6,
+        "temperature": 0,
+        "include": ["message.output_text.logprobs"],
+        "top_logprobs": 2,
+    }
+    plain = openai_client.responses.create(**asked)
+    last = list(openai_client.responses.create(**asked, stream=True))[-1]
+    assert last.type == "response.incomplete"
+    for response in (plain, last.response):
+        [message] = response.output
+        assert message.type == "message"
+        [part] = message.content
+        assert part.type == "output_text" and part.logprobs is not None
+        assert len(part.logprobs) == 6
+        assert b"".join(bytes(entry.bytes) for entry in part.logprobs).decode().endswith(part.text)
+        assert all(len(entry.top_logprobs) == 2 and entry.logprob <= 0 for entry in part.logprobs)
+
+
 def test_unprefixed_names_and_counting(server: ServerProcess) -> None:
     body = {"input": "Hello", "max_output_tokens": 4, "temperature": 0}
     value = server.post("/responses", body).json()

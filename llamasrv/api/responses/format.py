@@ -10,6 +10,7 @@ from llamasrv.api.chat_blocks import Block, BlockKind, blocks_of
 from llamasrv.api.chat_state import ChatState
 from llamasrv.api.context import ApiContext
 from llamasrv.api.ids import random_string
+from llamasrv.api.responses.logprobs import TokenTrail, logprobs_json
 from llamasrv.api.responses.request import ResponsesRequest
 from llamasrv.engine.result import FinalResult, StopType
 from llamasrv.engine.task import TaskParams
@@ -20,18 +21,20 @@ _PREFIXES = {BlockKind.REASONING: "rs_", BlockKind.TEXT: "msg_"}
 class Item:
     """A block with the id that it has in every event and object."""
 
-    __slots__ = ("block", "id", "is_complete")
+    __slots__ = ("block", "id", "is_complete", "logprobs")
 
     def __init__(self, block: Block) -> None:
         self.block = block
         self.id = f"fc_{block.id}" if block.kind is BlockKind.CALL else _PREFIXES[block.kind] + random_string()
         self.is_complete = True
+        #: One entry per token of a text, where the request asks for them.
+        self.logprobs: list[dict[str, Any]] = []
 
     def part(self, text: str) -> dict[str, Any]:
         """The content part of reasoning and of text."""
         if self.block.kind is BlockKind.REASONING:
             return {"type": "reasoning_text", "text": text}
-        return {"type": "output_text", "annotations": [], "logprobs": [], "text": text}
+        return {"type": "output_text", "annotations": [], "logprobs": self.logprobs if text else [], "text": text}
 
     def begun(self) -> dict[str, Any]:
         """The item before there is anything in it."""
@@ -65,10 +68,11 @@ class Item:
 
 
 class Reply:
-    """The response object of one request, in all its states."""
+    """The response object of one request, in all its states. ``n_top``: as in the request."""
 
     def __init__(self, context: ApiContext, request: ResponsesRequest, params: TaskParams) -> None:
         self._context = context
+        self.n_top = request.n_top
         self._head = {
             "id": "resp_" + random_string(),
             "object": "response",
@@ -133,4 +137,12 @@ def is_cut_off(result: FinalResult) -> bool:
 def response_json(reply: Reply, state: ChatState, result: FinalResult) -> dict[str, Any]:
     """The response to a request that is not streamed."""
     state.finish(result)
-    return reply.ended(result, [Item(block) for block in blocks_of(state.message)])
+    items = [Item(block) for block in blocks_of(state.message)]
+    if reply.n_top is not None:
+        trail = TokenTrail(result.probs)
+        for item in items:
+            if item.block.kind is not BlockKind.CALL:
+                probs = trail.take(item.block.text)
+                if item.block.kind is BlockKind.TEXT:
+                    item.logprobs = logprobs_json(probs, reply.n_top)
+    return reply.ended(result, items)

@@ -8,6 +8,7 @@ from typing import Any
 
 from llamasrv.api.chat_messages import quote
 from llamasrv.api.errors import invalid_request
+from llamasrv.api.fields import INT32_MAX
 from llamasrv.api.jsonio import type_name
 from llamasrv.engine.log import srv_wrn
 
@@ -15,19 +16,36 @@ from llamasrv.engine.log import srv_wrn
 _STORED = ("previous_response_id", "conversation", "prompt", "background")
 #: Members that mean something else to a completion, or nothing. There is one answer to a request.
 _CONSUMED = frozenset(
-    {"input", "instructions", "reasoning", "text", "tools", "max_output_tokens", "include", "n", "n_cmpl"}
+    {
+        "input",
+        "instructions",
+        "reasoning",
+        "text",
+        "tools",
+        "max_output_tokens",
+        "include",
+        "logprobs",
+        "top_logprobs",
+        "n",
+        "n_cmpl",
+    }
 )
 #: Members that the response repeats as they are.
 _REPEATED = ("instructions", "max_output_tokens", "metadata", "reasoning", "text", "user")
+_INCLUDE_LOGPROBS = "message.output_text.logprobs"
 _INPUT_ROLES = ("user", "system", "developer")
 
 
 @dataclass(frozen=True, slots=True)
 class ResponsesRequest:
-    """``chat``: the request in the chat API; ``repeated``: members of the response that say what was asked for."""
+    """``chat``: the request in the chat API; ``repeated``: members of the response that say what was asked for.
+
+    ``n_top``: how many likely tokens to tell at each place of the text, None: no probabilities at all.
+    """
 
     chat: dict[str, Any]
     repeated: dict[str, Any]
+    n_top: int | None = None
 
 
 def read_responses_request(body: Mapping[str, Any]) -> ResponsesRequest:
@@ -64,9 +82,22 @@ def read_responses_request(body: Mapping[str, Any]) -> ResponsesRequest:
     wanted = _object(body, "text").get("format")
     if wanted is not None:
         chat["response_format"] = _response_format(wanted)
-    if "logprobs" not in body:
-        chat.pop("top_logprobs", None)  # here it does not ask for any
-    return ResponsesRequest(chat, _repeated(body, tools))
+    return ResponsesRequest(chat, _repeated(body, tools), _read_logprobs(body, chat))
+
+
+def _read_logprobs(body: Mapping[str, Any], chat: dict[str, Any]) -> int | None:
+    include = body.get("include")
+    if include is not None and not isinstance(include, list):
+        raise invalid_request(f"'include' must be an array, but is {type_name(include)}")
+    n_top = body.get("top_logprobs")
+    if _INCLUDE_LOGPROBS not in (include or ()):
+        return None  # the number alone asks for nothing
+    n_top = 0 if n_top is None else n_top
+    if isinstance(n_top, bool) or not isinstance(n_top, int) or not 0 <= n_top <= INT32_MAX:
+        raise invalid_request("'top_logprobs' must be an integer that is not negative")
+    # without likely ones there are no probabilities at all
+    chat["logprobs"], chat["top_logprobs"] = True, max(1, n_top)
+    return n_top
 
 
 def _repeated(body: Mapping[str, Any], tools: list[dict[str, Any]]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from llamasrv.api.chat_state import ChatState
 from llamasrv.api.errors import ApiError
 from llamasrv.api.format_native import progress_json
 from llamasrv.api.responses.format import Item, Reply, is_cut_off
+from llamasrv.api.responses.logprobs import TokenTrail, logprobs_json
 from llamasrv.api.timings import timings
 from llamasrv.engine.result import FinalResult, PartialResult, Result
 
@@ -31,6 +32,7 @@ class ResponsesStream:
         self._name_of_cut_off = "response.completed" if has_extras else "response.incomplete"
         self._blocks = Blocks()
         self._items: list[Item] = []
+        self._trail = TokenTrail()
         self._n_events = 0
 
     def frame(self, result: Result) -> bytes:
@@ -56,6 +58,8 @@ class ResponsesStream:
     def _partial(self, result: PartialResult, events: list[Event]) -> None:
         if result.progress is not None and not events:
             events.append(self._event("response.in_progress", response=self._reply.in_progress()))
+        if result.prob is not None and self._reply.n_top is not None:
+            self._trail.add(result.prob)
         self._tell(self._blocks.feed(self._state.update(result)), events)
         if events:
             if result.stats is not None and result.stats.is_set:
@@ -96,7 +100,10 @@ class ResponsesStream:
         if kind is BlockKind.REASONING:
             events.append(self._of("response.reasoning_text.delta", item, delta=text))
         elif kind is BlockKind.TEXT:
-            events.append(self._of("response.output_text.delta", item, delta=text, logprobs=[]))
+            n_top = self._reply.n_top
+            logprobs = [] if n_top is None else logprobs_json(self._trail.take(text), n_top)
+            item.logprobs += logprobs
+            events.append(self._of("response.output_text.delta", item, delta=text, logprobs=logprobs))
         else:
             events.append(self._of("response.function_call_arguments.delta", item, delta=text))
 
@@ -109,7 +116,7 @@ class ResponsesStream:
             if block.kind is BlockKind.REASONING:
                 events.append(self._of("response.reasoning_text.done", item, text=block.text))
             else:
-                events.append(self._of("response.output_text.done", item, text=block.text, logprobs=[]))
+                events.append(self._of("response.output_text.done", item, text=block.text, logprobs=item.logprobs))
             events.append(self._of("response.content_part.done", item, part=item.part(block.text)))
         events.append(self._event("response.output_item.done", output_index=block.index, item=item.done()))
 
