@@ -132,7 +132,7 @@ def read_continue_final_message(state: RequestState, value: Any) -> None:
 
 
 def read_echo(state: RequestState, value: Any) -> None:
-    """Used by the chat endpoints; here only checked."""
+    """Used by the formats of some endpoints; here only checked."""
     as_bool(value)
 
 

@@ -266,7 +266,13 @@ FIELDS: tuple[Field, ...] = (
         "Chat: continues the last message instead of beginning a new one.",
         handler=handlers.read_continue_final_message,
     ),
-    Field("echo", Kind.BOOL, "", "Chat: gives the continued message in the response too.", handler=handlers.read_echo),
+    Field(
+        "echo",
+        Kind.BOOL,
+        "",
+        "Gives the prompt (/v1/completions) or the continued message (chat) in the response too.",
+        handler=handlers.read_echo,
+    ),
     Field(
         "preserved_tokens",
         Kind.ARRAY,
