@@ -7,20 +7,17 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from server_process import ServerProcess, Stream
+from talk import EXACT, PATIENCE, all_idle, complete, joined, metric, streamed, wait_for
 
 #: What answers at once when all is well answers within this, seconds; what it is told from takes ten times as long.
 PROMPTLY = 3.0
-#: How long a test waits for what must happen, seconds.
-PATIENCE = 30.0
-#: Without flash attention and rounded cells, batches of other sizes give the same greedy text.
-EXACT = ("-fa", "off", "-ctk", "f32", "-ctv", "f32")
 
 
 @pytest.fixture(scope="module")
@@ -33,41 +30,6 @@ def tiny(tiny_model_path: Path) -> Iterator[ServerProcess]:
 def smol(demo_model_path: Path) -> Iterator[ServerProcess]:
     with ServerProcess("-m", demo_model_path, "-c", 8192, "-np", 4, "-t", 1, "--kv-unified", "--metrics") as server:
         yield server
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-
-
-def metric(server: ServerProcess, name: str) -> float:
-    for line in server.get("/metrics").text.splitlines():
-        if line.startswith(f"llamacpp:{name} "):
-            return float(line.split()[1])
-    raise AssertionError(f"no metric {name}")
-
-
-def all_idle(server: ServerProcess) -> bool:
-    return not any(slot["is_processing"] for slot in server.get("/slots").json())
-
-
-def complete(server: ServerProcess, **body: Any) -> Any:
-    response = server.post("/completion", {"temperature": 0, "n_predict": 16, **body})
-    assert response.status == 200, response.text
-    return response.json()
-
-
-def streamed(server: ServerProcess, **body: Any) -> list[Any]:
-    body = {"temperature": 0, "n_predict": 16, **body, "stream": True}
-    with server.stream("/completion", body, timeout=4 * PATIENCE) as stream:
-        assert stream.status == 200
-        return list(stream)
-
-
-def joined(events: list[Any]) -> str:
-    return "".join(event["content"] for event in events)
 
 
 # -- many at once
