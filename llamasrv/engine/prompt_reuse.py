@@ -110,6 +110,13 @@ class PromptReuse:
         prompt.checkpoints = [cur for cur in prompt.checkpoints if cur.pos_max <= pos_next]
         return n_past
 
+    def has_window(self, slot: Slot) -> bool:
+        """Whether the memory still holds all positions that the slot's next token looks at."""
+        n_tokens = slot.prompt.n_tokens
+        if self.n_swa == 0 or n_tokens == 0:
+            return True
+        return 0 <= self.backend.seq_pos_min(slot.id) <= max(0, n_tokens - self.n_swa)
+
     @staticmethod
     def _usable_checkpoint(checkpoints: list[Checkpoint], pos_min_needed: int, pos_next: int) -> Checkpoint | None:
         for cur in reversed(checkpoints):

@@ -257,7 +257,7 @@ class Step:
         self.builder.rewind(offset)
         for slot in self.pool.slots:
             if slot.is_processing and slot.state is not SlotState.WAIT_OTHER:
-                if self.pool.cut_cells(slot, slot.prompt.n_tokens):
+                if self.pool.cut_cells(slot, slot.prompt.n_tokens) and self.builder.reuse.has_window(slot):
                     continue
                 # a state that cannot go back: compute the whole prompt again, or give up what cannot be repeated
                 self.pool.clear_prompt(slot)
