@@ -20,7 +20,7 @@ _CONTROL = frozenset(range(BOS, len(_PIECES))) - {HELLO}
 
 
 class FakeVocab:
-    """Token 0..255: that byte; then ``<s>``, ``</s>``, ``hello``, ``[sep]``, ``[mask]`` and those of fill-in-the-middle.
+    """Token 0..255: that byte; then ``<s>``, ``</s>``, ``hello``, ``[sep]``, ``[mask]``, those of fill-in-the-middle.
 
     The plain attributes can be changed to imitate other vocabularies.
     """

@@ -622,7 +622,7 @@ def test_task_has_a_child_for_every_further_answer() -> None:
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_one_call_is_all_that_is_allowed_without_parallel_calls(parse: Parse, choice: str) -> None:
     source = SOURCE.replace("<calls>[", "").replace("]</calls>", "").replace(", {% endif %}\n", "{% endif %}\n")
-    source = source.replace("{{- '{\"name\"", "{{- '<call>{\"name\"").replace("~ '}' }}", "~ '}</call>' }}")
+    source = source.replace('{{- \'{"name"', '{{- \'<call>{"name"').replace("~ '}' }}", "~ '}</call>' }}")
     one, many = (
         parse(settings_of(source), tools=CLOCKS, tool_choice=choice, parallel_tool_calls=is_parallel).grammar
         for is_parallel in (False, True)
