@@ -305,18 +305,16 @@ class BatchBuilder:
         backend, batch = self.backend, self.batch
         if slot.state is SlotState.STARTED and not self._start_prompt(slot):
             return
-        whole = not self._can_split(slot)
-        if whole and batch.n_tokens + task.n_tokens > backend.n_batch:
-            return
         prompt = slot.prompt
-        print_prompt_progress(slot)
         if not self.pool.cut_cells(slot, prompt.n_tokens):
             # this memory cannot drop a part: start over
             self.pool.clear_prompt(slot)
             slot.stats.n_prompt_cached = 0
 
-        if not self._fits(slot):
+        whole = not self._can_split(slot)
+        if (whole and batch.n_tokens + task.n_tokens > backend.n_batch) or not self._fits(slot):
             return
+        print_prompt_progress(slot)
         first = prompt.n_tokens
         last = task.n_tokens if whole else min(task.n_tokens, first + limit - batch.n_tokens)
         start = slot.adapters.start
