@@ -21,6 +21,8 @@ from simulation import (
     Outcome,
     Request,
     Simulation,
+    Steps,
+    Submit,
     Terminate,
     describe,
     minimise,
@@ -40,7 +42,7 @@ from llamasrv.engine.server_context import ServerContext
 from llamasrv.engine.task import SamplingParams, TaskType
 
 #: Schedules per test; more make a longer search.
-N_EXAMPLES = int(os.environ.get("LLAMASRV_SIMULATION_EXAMPLES", "100"))
+N_EXAMPLES = int(os.environ.get("LLAMASRV_SIMULATION_EXAMPLES", "60"))
 N_SLOTS = 4
 
 #: A token that many prompts have, some of them several times.
@@ -318,6 +320,19 @@ def test_sequences_that_share_cells_reach_the_end_of_their_context(chosen: Setti
     schedule = data.draw(schedules(kinds))
     sharing = replace(chosen, ctx_shift=True, share_prefix=True)
     search(lambda actions: play("unified-capped", sharing, actions), schedule)
+
+
+@pytest.mark.parametrize("cache_prompt", [True, False])
+@pytest.mark.parametrize("name", ["window", "window-unified", "recurrent"])
+def test_checkpoints_of_an_earlier_prompt_are_not_used(name: str, cache_prompt: bool) -> None:
+    """The second prompt leaves the first after 25 tokens; the third goes back to where only the first had one."""
+    prompts = [
+        Request(cut=60, id_slot=0),
+        Request(base=3, cut=66, id_slot=0, cache_prompt=cache_prompt),
+        Request(base=3, cut=45, suffix=(9,), id_slot=0),
+    ]
+    schedule: list[Action] = [action for request in prompts for action in (Submit(request), Steps(40))]
+    play(name, Settings(cache_ram_mib=0, n_ctx_checkpoints=8), schedule)
 
 
 @pytest.mark.parametrize("name", ["unified", "split"])
