@@ -100,7 +100,10 @@ class PromptCache:
         """
         found: CachedPrompt | None = None
         for state in self.states:
-            shared = min(common_prefix(state.prompt.tokens, tokens), state.adapters.n_alike(adapters))
+            n_alike = state.adapters.n_alike(adapters)
+            if n_alike == 0:
+                continue
+            shared = min(common_prefix(state.prompt.tokens, tokens), n_alike)
             shorter = found is not None and state.prompt.n_tokens < found.prompt.n_tokens
             if shared > n_shared or (shared == n_shared and shorter):
                 n_shared, found = shared, state

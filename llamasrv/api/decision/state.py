@@ -29,12 +29,12 @@ def parse_state(data: Mapping[str, Any]) -> tuple[Any, list[bytes]]:
         for url in value:
             _add_image(files, url)
     state = data.get("state")
-    is_wrapped = isinstance(state, dict) and "messages" in state
-    messages = state["messages"] if is_wrapped and isinstance(state, dict) else state
+    wrapper = state if isinstance(state, dict) and "messages" in state else None
+    messages = state if wrapper is None else wrapper["messages"]
     if not isinstance(messages, list):
         return state, files
     messages = [_without_media(message, files) for message in messages]
-    return ({**state, "messages": messages} if is_wrapped and isinstance(state, dict) else messages), files
+    return (messages if wrapper is None else {**wrapper, "messages": messages}), files
 
 
 def _without_media(message: Any, files: list[bytes]) -> Any:

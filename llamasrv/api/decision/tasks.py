@@ -17,7 +17,7 @@ from llamasrv.api.errors import ApiError
 from llamasrv.api.protocols import TaskIds
 from llamasrv.engine.prompt import common_prefix
 from llamasrv.engine.result import DecisionResult, ErrorType
-from llamasrv.engine.task import Task, TaskType
+from llamasrv.engine.task import Decision, Task, TaskType
 
 _NO_MEDIA = (
     "This server does not support image input for decisions. For a model that supports it, start it with `--mmproj`"
@@ -47,15 +47,7 @@ def build_decision_tasks(
     if files:
         raise ApiError(ErrorType.NOT_SUPPORTED, _NO_MEDIA)
     try:
-        prompts = (
-            [joint_prompt(model, state, questions)]
-            if model.kind.is_joint
-            else [
-                question_prompt(model, state, questions, question, variant)
-                for question in questions
-                for variant in range(n_variants(model, question))
-            ]
-        )
+        prompts = _prompts(model, state, questions)
     except DecisionModelError as error:
         raise ApiError(ErrorType.SERVER, str(error)) from error
     tasks = [
@@ -66,6 +58,16 @@ def build_decision_tasks(
     return DecisionRequest(model, questions), tasks
 
 
+def _prompts(model: DecisionModel, state: Any, questions: Sequence[Question]) -> list[tuple[list[int], Decision]]:
+    if model.kind.is_joint:
+        return [joint_prompt(model, state, questions)]
+    return [
+        question_prompt(model, state, questions, question, variant)
+        for question in questions
+        for variant in range(n_variants(model, question))
+    ]
+
+
 def group_tasks(tasks: Sequence[Task], n_slots: int) -> list[Task]:
     """Tasks in their order, each group of at most ``n_slots`` that begin alike as a parent with children."""
     out: list[Task] = []
@@ -73,11 +75,7 @@ def group_tasks(tasks: Sequence[Task], n_slots: int) -> list[Task]:
         group = tasks[start : start + max(1, n_slots)]
         parent, children = group[0], group[1:]
         # each has to evaluate at least one token of its own
-        n_shared = min(
-            *(task.n_tokens - 1 for task in group),
-            *(common_prefix(parent.tokens, child.tokens) for child in children),
-            parent.n_tokens - 1,
-        )
+        n_shared = min(min(task.n_tokens - 1, common_prefix(parent.tokens, task.tokens)) for task in group)
         if not children or n_shared <= 0:
             out += group
             continue
