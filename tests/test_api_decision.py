@@ -719,9 +719,8 @@ def test_one_option_is_certain() -> None:
 def test_probabilities_and_confidence_are_within_their_bounds(scores: list[float], temperature: float) -> None:
     shares = softmax(scores, temperature)
     assert shares.sum() == pytest.approx(1.0)
-    assert shares.argmax() == np.argmax(np.asarray(scores, dtype=np.float32)) or math.isclose(
-        shares.max(), shares.min()
-    )
+    # scores that differ by less than a float32 can tell give equal shares
+    assert shares[np.argmax(np.asarray(scores, dtype=np.float32))] == pytest.approx(shares.max())
     assert 0.0 <= choice_confidence(shares) <= 1.0
     assert 0.0 <= score_confidence(shares) <= 1.0
 
