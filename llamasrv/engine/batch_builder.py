@@ -216,8 +216,9 @@ class BatchBuilder:
         tokens = slot.prompt.tokens[:n_keep] + slot.prompt.tokens[n_keep + n_discard :]
         self.pool.shared.cut(slot.id, n_keep)
         # checkpoints speak of positions that no longer hold
-        slot.prompt.clear()
+        slot.prompt.checkpoints = []
         slot.prompt.tokens = tokens
+        slot.prompt.moved(n_keep)
         slot.adapters = slot.adapters.without(n_keep, n_keep + n_discard)
         if self.backend.drafter is not None:
             self.backend.drafter.set_tokens(slot.id, tokens)

@@ -42,12 +42,12 @@ class PrefixSources:
         if not task.reuses_prompt or not self.backend.has_memory:
             return None
         tokens = task.tokens
-        n_own = common_prefix(slot.prompt.tokens, tokens)
+        n_own = slot.prompt.prefix(tokens)
         n_best, donor = n_own, None
         if self.can_share:
             for other in self.pool.slots:
                 if other is not slot:
-                    n = min(common_prefix(other.prompt.tokens, tokens), other.adapters.n_alike(slot.adapters))
+                    n = min(other.prompt.prefix(tokens), other.adapters.n_alike(slot.adapters))
                     if n >= n_own + MIN_GAIN and n > n_best:
                         n_best, donor = n, other
         entry = self._cached(slot, tokens, n_best)
@@ -86,7 +86,7 @@ class PrefixSources:
         entry = cache.longest(tokens, slot.adapters, n_best)
         if entry is None:
             return None
-        return min(common_prefix(entry.prompt.tokens, tokens), entry.adapters.n_alike(slot.adapters))
+        return min(entry.prompt.prefix(tokens), entry.adapters.n_alike(slot.adapters))
 
     def _load_cached(self, slot: Slot, tokens: list[int], n_best: int) -> None:
         cache = self.pool.cache
@@ -121,7 +121,7 @@ class PrefixSources:
         assert wait is not None
         assert task is not None
         donor = wait.slot
-        n_ready = min(common_prefix(donor.prompt.tokens, task.tokens), donor.adapters.n_alike(slot.adapters))
+        n_ready = min(donor.prompt.prefix(task.tokens), donor.adapters.n_alike(slot.adapters))
         # a part of it can be taken from some memories only
         if n_ready >= wait.n_tokens and (self.can_share or n_ready == donor.prompt.n_tokens):
             slot.wait = None

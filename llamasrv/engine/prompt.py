@@ -42,10 +42,15 @@ class Checkpoint:
 
 @dataclass(slots=True)
 class Prompt:
-    """Token ids in order of position, and checkpoints in order of ``n_tokens``."""
+    """Token ids in order of position, and checkpoints in order of ``n_tokens``.
+
+    ``n_exact``: from this token on the cells were computed behind others that are gone (a context shift, shifted
+    chunks); they serve the request that moved them and nobody else. None: all are what the tokens say.
+    """
 
     tokens: list[int] = field(default_factory=list)
     checkpoints: list[Checkpoint] = field(default_factory=list)
+    n_exact: int | None = None
 
     @property
     def n_tokens(self) -> int:
@@ -53,10 +58,22 @@ class Prompt:
 
     def keep_first(self, n: int) -> None:
         del self.tokens[n:]
+        if self.n_exact is not None and n <= self.n_exact:
+            self.n_exact = None
 
     def clear(self) -> None:
         self.tokens = []
         self.checkpoints = []
+        self.n_exact = None
 
     def copy(self) -> Prompt:
-        return Prompt(list(self.tokens), list(self.checkpoints))
+        return Prompt(list(self.tokens), list(self.checkpoints), self.n_exact)
+
+    def prefix(self, tokens: Sequence[int]) -> int:
+        """How much of the beginning of ``tokens`` these cells hold."""
+        n = common_prefix(self.tokens, tokens)
+        return n if self.n_exact is None else min(n, self.n_exact)
+
+    def moved(self, n_tokens: int) -> None:
+        """Cells from token ``n_tokens`` on were moved there from behind others."""
+        self.n_exact = n_tokens if self.n_exact is None else min(n_tokens, self.n_exact)

@@ -87,7 +87,7 @@ class PromptCache:
         for state in self.states:
             if state.adapters != adapters:
                 continue
-            shared = common_prefix(state.prompt.tokens, tokens)
+            shared = state.prompt.prefix(tokens)
             keep = shared / state.prompt.n_tokens
             if keep >= 0.25 and keep > keep_best and shared > shared_best:
                 keep_best, shared_best, found = keep, shared, state
@@ -103,7 +103,7 @@ class PromptCache:
             n_alike = state.adapters.n_alike(adapters)
             if n_alike == 0:
                 continue
-            shared = min(common_prefix(state.prompt.tokens, tokens), n_alike)
+            shared = min(state.prompt.prefix(tokens), n_alike)
             shorter = found is not None and state.prompt.n_tokens < found.prompt.n_tokens
             if shared > n_shared or (shared == n_shared and shorter):
                 n_shared, found = shared, state

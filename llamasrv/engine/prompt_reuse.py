@@ -5,7 +5,7 @@ from __future__ import annotations
 from llamasrv.engine.backend import Backend, SeqRm
 from llamasrv.engine.config import EngineConfig
 from llamasrv.engine.log import slt_trc, slt_wrn
-from llamasrv.engine.prompt import Checkpoint, common_prefix
+from llamasrv.engine.prompt import Checkpoint
 from llamasrv.engine.shared_cells import SharedCells
 from llamasrv.engine.slot import Slot
 from llamasrv.engine.task import TaskType
@@ -37,8 +37,9 @@ class PromptReuse:
         task = slot.task
         assert task is not None
         if not task.reuses_prompt or not self.backend.has_memory:
+            slot.prompt.checkpoints = []
             return 0
-        n_past = common_prefix(slot.prompt.tokens, task.tokens)
+        n_past = slot.prompt.prefix(task.tokens)
         if task.n_tokens_shared:
             # the children begin at the end of what they share
             n_past = min(n_past, task.n_tokens_shared)
@@ -75,8 +76,10 @@ class PromptReuse:
                 head_c += 1
                 continue
             slt_trc(slot, "shift_chunks", "reusing %d tokens, shifting [%d, ...) -> [%d, ...)", n_match, head_c, head_p)
-            self.backend.seq_rm(slot.id, head_p, head_c)
-            self.backend.seq_add(slot.id, head_c, head_c + n_match, head_p - head_c)
+            if head_p != head_c:
+                self.backend.seq_rm(slot.id, head_p, head_c)
+                self.backend.seq_add(slot.id, head_c, head_c + n_match, head_p - head_c)
+            slot.prompt.moved(head_p)
             held[head_p : head_p + n_match] = held[head_c : head_c + n_match]
             head_c += n_match
             head_p += n_match

@@ -65,6 +65,7 @@ class SlotActions:
                 self.backend.split_state,
                 self.identity(slot),
                 slot.adapters.start,
+                slot.prompt.n_exact,
             )
         finally:
             temporary.unlink(missing_ok=True)
@@ -102,7 +103,7 @@ class SlotActions:
         checkpoints, n_checkpoints = slot_file.read_checkpoints(
             path, n_read, self.n_checkpoints, self.backend.join_state
         )
-        slot.prompt = Prompt(found.tokens, checkpoints)
+        slot.prompt = Prompt(found.tokens, checkpoints, found.n_exact)
         slot.adapters = Adapters(slot.adapters.scales, found.adapter_start)
         slt_inf(slot, "slot_restore", "restored %d tokens, %d checkpoints", len(found.tokens), len(checkpoints))
         return SlotSaveLoadResult(

@@ -41,13 +41,15 @@ class SlotFileError(ValueError):
 class SlotFile:
     """What was found in a file before anything was loaded.
 
-    ``state_offset``: where the token list ends, in bytes. ``adapter_start``: ``Adapters.start`` of its cells.
+    ``state_offset``: where the token list ends, in bytes. ``adapter_start``: ``Adapters.start`` of its cells;
+    ``n_exact``: as in ``Prompt``.
     """
 
     tokens: list[int]
     n_words: int
     state_offset: int
     adapter_start: int = 0
+    n_exact: int | None = None
 
 
 def record_path(path: Path) -> Path:
@@ -94,24 +96,28 @@ def inspect(path: Path, n_vocab: int, n_ctx: int, identity: Mapping[str, Any]) -
     if state_offset > len(data):
         raise SlotFileError("the file is cut off")
     tokens = unpack_tokens(list(array("i", data[_HEADER.size : state_offset])))
-    start = _check_record(path, tokens, data, state_offset, identity)
+    start, n_exact = _check_record(path, tokens, data, state_offset, identity)
     if tokens and not (min(tokens) >= 0 and max(tokens) < n_vocab):
         raise SlotFileError("Invalid tokens in slot save file")
     if len(tokens) > n_ctx:
         raise SlotFileError("Restored prompt does not fit in the slot context")
-    return SlotFile(tokens, n_words, state_offset, start)
+    return SlotFile(tokens, n_words, state_offset, start, n_exact)
 
 
-def _check_record(path: Path, tokens: list[int], data: bytes, state_offset: int, identity: Mapping[str, Any]) -> int:
-    """Compare with the record, if there is one; returns its ``adapter_start``."""
+def _check_record(
+    path: Path, tokens: list[int], data: bytes, state_offset: int, identity: Mapping[str, Any]
+) -> tuple[int, int | None]:
+    """Compare with the record, if there is one; returns its ``adapter_start`` and ``n_exact``."""
     record = record_path(path)
     try:
         found = json.loads(record.read_bytes())
         n_state = int(found["n_state"])
         start = max(0, int(found.get("adapter_start", 0)))
+        n_exact = found.get("n_exact")
+        n_exact = None if n_exact is None else max(0, int(n_exact))
         kept = found["identity"]
     except FileNotFoundError:
-        return 0
+        return 0, None
     except (OSError, ValueError, KeyError, TypeError) as exc:
         raise SlotFileError(f"the record {record.name} beside it cannot be read") from exc
     for name, value in identity.items():
@@ -120,7 +126,7 @@ def _check_record(path: Path, tokens: list[int], data: bytes, state_offset: int,
     same_tokens = found.get("tokens") == _digest(array("i", tokens).tobytes())
     if not same_tokens or found.get("state") != _digest(data[state_offset : state_offset + n_state]):
         raise SlotFileError(f"the content does not match the record {record.name} beside it")
-    return start
+    return start, n_exact
 
 
 def _digest(data: bytes) -> str:
@@ -135,11 +141,12 @@ def finish(
     split_state: Callable[[bytes], tuple[bytes, bytes, bytes]],
     identity: Mapping[str, Any],
     adapter_start: int = 0,
+    n_exact: int | None = None,
 ) -> int:
     """Add checkpoints and the record to a file that libllama wrote, and put it in place under its name.
 
-    ``n_state_end``: bytes that libllama wrote. ``split_state``: see ``Backend.split_state``. ``adapter_start``: as in
-    :class:`SlotFile`. Returns the file's size. Raises OSError.
+    ``n_state_end``: bytes that libllama wrote. ``split_state``: see ``Backend.split_state``. ``adapter_start``,
+    ``n_exact``: as in :class:`SlotFile`. Returns the file's size. Raises OSError.
     """
     with temporary.open("r+b") as file:
         data = file.read(n_state_end)
@@ -161,6 +168,7 @@ def finish(
     record = {
         "identity": dict(identity),
         "adapter_start": adapter_start,
+        "n_exact": n_exact,
         "tokens": _digest(array("i", tokens).tobytes()),
         "state": _digest(data[state_offset:]),
         "n_state": n_state_end - state_offset,

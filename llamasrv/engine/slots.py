@@ -6,7 +6,6 @@ from llamasrv.engine.adapters import Adapters
 from llamasrv.engine.backend import Backend
 from llamasrv.engine.config import EngineConfig
 from llamasrv.engine.log import slt_dbg, slt_inf, slt_trc, slt_wrn, srv_trc, srv_wrn
-from llamasrv.engine.prompt import common_prefix
 from llamasrv.engine.prompt_cache import PromptCache
 from llamasrv.engine.shared_cells import SharedCells
 from llamasrv.engine.slot import Slot
@@ -69,7 +68,7 @@ class SlotPool:
                 n_alike = slot.adapters.n_alike(adapters)
                 if not slot.prompt.tokens or n_alike == 0:
                     continue
-                similarity = min(common_prefix(slot.prompt.tokens, task.tokens), n_alike) / task.n_tokens
+                similarity = min(slot.prompt.prefix(task.tokens), n_alike) / task.n_tokens
                 if similarity > best and similarity > threshold:
                     best, chosen = similarity, slot
             if chosen is not None:
@@ -89,7 +88,7 @@ class SlotPool:
         """Load the RAM entry that fits ``tokens`` better than what the slot holds, if there is one."""
         if self.cache is None:
             return
-        n_shared = common_prefix(slot.prompt.tokens, tokens)
+        n_shared = slot.prompt.prefix(tokens)
         entry = self.cache.best(tokens, slot.adapters, n_shared, slot.prompt.n_tokens)
         if entry is None:
             return
