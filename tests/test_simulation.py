@@ -421,6 +421,21 @@ def test_invariants_hold_over_the_real_library(real: Real, cache_ram_mib: int, d
         client: Client = run_alone(context, real.backend, replace(request, lora=lora), real_token)
         return Simulation.outcomes(client).get(0), client.error
 
+    def near_tie(request: Request, adapters: Adapters, text: bytes) -> bool:
+        """Whether the run alone nearly took another token where the text leaves it: a matter of rounding."""
+        context = real.engine(n_parallel=1, cache_ram_mib=0)
+        asked = replace(request, lora=tuple(enumerate(adapters.scales)), n_probs=2, n_cmpl=1)
+        final = run_alone(context, real.backend, asked, real_token).finals.get(0)
+        said = b""
+        for prob in final.probs if final is not None else []:
+            said += prob.piece
+            (_, _, best), (_, _, second) = prob.top
+            if second > best * 0.999:
+                return True
+            if not text.startswith(said):
+                return False
+        return False
+
     def run(actions: Sequence[Action]) -> None:
         context = real.engine(N_SLOTS, cache_ram_mib)
         with tempfile.TemporaryDirectory() as folder:
@@ -428,7 +443,7 @@ def test_invariants_hold_over_the_real_library(real: Real, cache_ram_mib: int, d
             # the end of the process would be the end of the backend
             simulation.play([action for action in actions if not isinstance(action, Terminate)])
         simulation.check_errors(actions)
-        simulation.check_texts(alone)
+        simulation.check_texts(alone, near_tie)
 
     search(run, schedule)
 
