@@ -91,8 +91,8 @@ def build() -> tuple[str, list[str]]:
     lines = [
         "# Request fields and their tests",
         "",
-        "Written by `python scripts/api_coverage.py` from the declarations; `tests/test_api_coverage.py` fails when it",
-        "is out of date or a field has no test.",
+        "Written by `python scripts/api_coverage.py` from the declarations; `tests/test_api_coverage.py` fails when a",
+        "field is missing here or has no test.",
         "",
         "## Completions",
         "",
