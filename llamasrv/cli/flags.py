@@ -67,7 +67,7 @@ FLAGS: tuple[Flag, ...] = (
         "MS",
         "stream_gap_ms",
         at_least(0),
-        200,
+        1000,
         "LLAMASRV_STREAM_GAP",
         "milliseconds that a running stream may wait while another prompt is processed, 0 = no bound",
     ),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-#: Never fewer prompt tokens than this in a step: a prompt must get on.
-N_MIN = 16
+#: Never fewer prompt tokens than this in a step: a prompt must get on, and the CPU backend computes attention of
+#: smaller ubatches token by token (GGML_FA_TILE_Q in ggml), at up to twice the time per token.
+N_MIN = 64
+#: Fewest prompt tokens of a step that says something about the speed.
+N_MEASURED = 16
 #: Bound before anything was measured.
 N_FIRST = 64
 #: Weight of the latest measurement.
@@ -29,13 +32,13 @@ class ChunkBudget:
         if not self._t_prompt:
             return min(N_FIRST, n_batch)
         room = self._target_s - (self._t_gen or 0.0)
-        return max(N_MIN, min(n_batch, int(room / self._t_prompt)))
+        return min(n_batch, max(N_MIN, int(room / self._t_prompt)))
 
     def record(self, n_prompt: int, n_gen: int, seconds: float) -> None:
         """Take note of one step whose result was waited for."""
         if n_prompt == 0:
             self._t_gen = self._mean(self._t_gen, seconds)
-        elif n_prompt >= N_MIN:
+        elif n_prompt >= N_MEASURED:
             rest = seconds - (self._t_gen or 0.0 if n_gen else 0.0)
             self._t_prompt = self._mean(self._t_prompt, max(rest, seconds / 10) / n_prompt)
 

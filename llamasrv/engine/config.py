@@ -32,7 +32,7 @@ class EngineConfig:
     #: Take prefixes from other slots (--no-share-prefix turns it off).
     share_prefix: bool = True
     #: Milliseconds that a running stream may wait for its next token because of another's prompt; 0: no bound.
-    stream_gap_ms: int = 200
+    stream_gap_ms: int = 1000
     #: Scales of the adapters given by --lora, by index.
     lora: list[float] = field(default_factory=list)
 
