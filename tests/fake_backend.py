@@ -421,7 +421,9 @@ class FakeBackend:
             return False
         for pos in gone:
             cells.pop(pos).seqs.discard(seq_id)
-            self.window[seq_id].pop(pos, None)
+        # a restored window may reach beyond the cells: libllama cuts both parts of such a memory
+        for pos in [pos for pos in self.window[seq_id] if pos >= p0 and (p1 < 0 or pos < p1)]:
+            del self.window[seq_id][pos]
         return True
 
     def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None:
