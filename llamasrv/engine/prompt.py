@@ -56,6 +56,11 @@ class Prompt:
     def n_tokens(self) -> int:
         return len(self.tokens)
 
+    @property
+    def n_usable(self) -> int:
+        """Tokens at the beginning that may serve another prompt."""
+        return self.n_tokens if self.n_exact is None else min(self.n_tokens, self.n_exact)
+
     def keep_first(self, n: int) -> None:
         del self.tokens[n:]
         if self.n_exact is not None and n <= self.n_exact:
@@ -71,8 +76,7 @@ class Prompt:
 
     def prefix(self, tokens: Sequence[int]) -> int:
         """How much of the beginning of ``tokens`` these cells hold."""
-        n = common_prefix(self.tokens, tokens)
-        return n if self.n_exact is None else min(n, self.n_exact)
+        return min(common_prefix(self.tokens, tokens), self.n_usable)
 
     def moved(self, n_tokens: int) -> None:
         """Cells from token ``n_tokens`` on were moved there from behind others."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from llamasrv.engine.adapters import Adapters
 from llamasrv.engine.log import srv_err, srv_trc, srv_wrn
-from llamasrv.engine.prompt import Prompt, common_prefix
+from llamasrv.engine.prompt import Prompt
 
 MIB = 1024 * 1024
 
@@ -49,8 +49,7 @@ class PromptCache:
         if not prompt.tokens:
             return False
         same = [state for state in self.states if state.adapters == adapters]
-        shared = {id(state): common_prefix(state.prompt.tokens, prompt.tokens) for state in same}
-        if any(shared[id(state)] == prompt.n_tokens for state in same):
+        if any(state.prompt.prefix(prompt.tokens) >= prompt.n_usable for state in same):
             srv_trc("save", " - prompt is already in the cache, skipping")
             return False
         size = state_size + sum(checkpoint.size for checkpoint in prompt.checkpoints)
@@ -62,7 +61,8 @@ class PromptCache:
                 self.limit_size / MIB,
             )
             return False
-        self.states = [state for state in self.states if shared.get(id(state)) != state.prompt.n_tokens]
+        contained = {id(state) for state in same if prompt.prefix(state.prompt.tokens) >= state.prompt.n_usable}
+        self.states = [state for state in self.states if id(state) not in contained]
         if self.limit_size:
             self._shrink_to(self.limit_size - size)
         try:
