@@ -43,6 +43,7 @@ class QuickJob:
 
 def test_workers_are_added_while_all_are_busy_and_go_when_idle() -> None:
     pool = ElasticDispatcher("test", n_base=2, n_extra=50, idle_s=0.05)
+    assert wait_for(lambda: pool.n_busy == 0)  # until then the base counts as busy, and more workers would come
     jobs = [BlockingJob() for _ in range(20)]
     for job in jobs:
         pool.add_task(job)
