@@ -18,7 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "llamasrv-installed.json"
-BUILD_REQUIREMENTS = ("hatchling>=1.27", "cffi>=1.16")
+# setuptools: some packages of the extras come as source, and are built with what is in the environment
+BUILD_REQUIREMENTS = ("hatchling>=1.27", "cffi>=1.16", "setuptools>=70.1")
 
 NO_VENV = (
     "a virtual environment could not be made in {venv}: {reason}. On Debian or Ubuntu the module is in a package of "
