@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -552,6 +553,33 @@ def test_a_state_file_keeps_sequence_and_tokens(model: Model, tmp_path: Path) ->
     context.memory.clear()
     assert context.state_seq_load_file(path, 1, 64) == (written, tokens)
     np.testing.assert_allclose(logits_after(model, 5, len(tokens), 1), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("n_cut", [1, 4, 5, 8, 9, 16, 100])
+def test_a_state_file_that_lacks_its_last_bytes_is_refused(model: Model, tmp_path: Path, n_cut: int) -> None:
+    context = model.context
+    tokens = prompt(model)
+    path = tmp_path / "slot.bin"
+    written = context.state_seq_save_file(path, 0, tokens)
+    path.write_bytes(path.read_bytes()[:-n_cut])
+    assert context.state_seq_load_file(path, 1, 64) == (0, [])
+    path.write_bytes(path.read_bytes() + bytes(n_cut))
+    assert context.state_seq_load_file(path, 1, 64) == (written, tokens)
+
+
+def test_a_state_that_finds_no_room_on_the_disk_is_not_called_saved(model: Model, tmp_path: Path) -> None:
+    path = tmp_path / "slot.bin"
+    tokens = prompt(model)
+    size = model.context.state_seq_save_file(path, 0, tokens)
+    assert size > 4096
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for room in (0, 100, size - 4096, size - 1, size):
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+            written = model.context.state_seq_save_file(path, 0, tokens)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert written == (size if room == size else 0)
 
 
 def test_state_files_that_cannot_be_used(model: Model, tmp_path: Path) -> None:

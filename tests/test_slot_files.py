@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,13 +118,33 @@ def test_a_cut_file_without_its_record_is_refused_too(server: ServerProcess, fol
     fill(server, 0, prompt)
     assert act(server, "save", 0, "good.bin").status == 200
     data = (folder / "good.bin").read_bytes()
-    for n_bytes in (0, 3, 13, 200, len(data) // 2, len(data) - 5):
+    for n_bytes in (0, 3, 13, 200, len(data) // 2, len(data) - 5, len(data) - 1):
         (folder / "cut.bin").write_bytes(data[:n_bytes])
         assert act(server, "restore", 0, "cut.bin").status == 400
         assert fill(server, 0, prompt)["timings"]["prompt_n"] == 1
     # a file that another server wrote has no record and is taken for what it says
     (folder / "good.bin.llamasrv.json").unlink()
     assert act(server, "restore", 1, "good.bin").status == 200
+
+
+def test_a_full_disk_is_an_error_and_keeps_the_file_that_was_there(server: ServerProcess, folder: Path) -> None:
+    prompt = words(60)
+    fill(server, 0, prompt)
+    assert act(server, "save", 0, "a.bin").status == 200
+    size = (folder / "a.bin").stat().st_size
+    n_saved = act(server, "restore", 0, "a.bin").json()["n_restored"]
+    soft, hard = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)
+    for room in (0, 100, size // 2, size - 4000, size - 1):
+        try:
+            # the log is a file, too, and meets the same limit: its lines of this moment are lost
+            resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (room, hard))
+            failed = act(server, "save", 0, "a.bin")
+        finally:
+            resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (soft, hard))
+        assert failed.status == 500
+        assert "Unable to save slot" in failed.json()["error"]["message"]
+        assert sorted(path.name for path in folder.iterdir()) == ["a.bin", "a.bin.llamasrv.json"]
+        assert act(server, "restore", 0, "a.bin").json()["n_restored"] == n_saved
 
 
 def test_a_file_of_another_model_or_cache_type_is_refused(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy.typing as npt
 
 from llamasrv.binding.batch import Batch
 from llamasrv.binding.memory import Memory
-from llamasrv.binding.native import NULL, UINT64_MAX, Handle, c_path, check, ffi, int_arg, lib, new_text_pointer
+from llamasrv.binding.native import NULL, UINT64_MAX, Handle, check, ffi, int_arg, lib, new_text_pointer
 from llamasrv.binding.seq_state import SeqStates
 
 POOLING_UNSPECIFIED = int(lib.LLAMA_POOLING_TYPE_UNSPECIFIED)
@@ -162,31 +161,6 @@ class Context(SeqStates):
             return _floats(lib.llama_get_embeddings_seq(self._pointer, int_arg("seq", seq, 0)), self._row_seq)
 
     # files of a sequence's state
-
-    def state_seq_save_file(self, path: str | os.PathLike[str], seq: int, tokens: Sequence[int]) -> int:
-        """Write the state of a sequence with its tokens; returns the bytes written, 0 on failure (the log says why)."""
-        name = c_path("path", path)
-        self._check_seq(seq)
-        try:
-            array = ffi.new("llama_token[]", list(tokens))
-        except OverflowError as error:
-            raise ValueError(str(error)) from None
-        with self._handle:
-            return int(lib.llama_state_seq_save_file(self._pointer, name, seq, array, len(tokens)))
-
-    def state_seq_load_file(self, path: str | os.PathLike[str], seq: int, capacity: int) -> tuple[int, list[int]]:
-        """Read a file of :meth:`state_seq_save_file` with at most ``capacity`` tokens.
-
-        Returns the bytes read and the tokens, or ``(0, [])`` on failure (the log says why). The tokens are as the file
-        has them: check them against the vocabulary.
-        """
-        name = c_path("path", path)
-        self._check_seq(seq)
-        tokens = ffi.new("llama_token[]", int_arg("capacity", capacity, 1))
-        n_tokens = ffi.new("size_t *")
-        with self._handle:
-            n = int(lib.llama_state_seq_load_file(self._pointer, name, seq, tokens, capacity, n_tokens))
-        return (n, list(ffi.unpack(tokens, n_tokens[0])) if n_tokens[0] else []) if n > 0 else (0, [])
 
     def seq_rm_type(self) -> int:
         """Which removals the memory supports (SEQ_RM_*). Tries it out: the memory is empty afterwards."""
