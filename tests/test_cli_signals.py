@@ -17,16 +17,18 @@ PROGRAM = """
 import ctypes, sys, threading
 from llamasrv.cli.signals import SignalWatch
 
-mode, grace = sys.argv[1], float(sys.argv[2])
+mode, grace, limit = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
 stopped = threading.Event()
 
 def on_stop():
     print("stop", flush=True)
     if mode == "broken":
         raise RuntimeError("cannot stop")
+    if mode == "endless":
+        threading.Event().wait()
     stopped.set()
 
-watch = SignalWatch(on_stop, lambda: print("leaving", flush=True), grace)
+watch = SignalWatch(on_stop, lambda: print("leaving", flush=True), grace, limit)
 watch.start()
 print("ready", flush=True)
 if mode == "python":
@@ -40,9 +42,9 @@ else:
 """
 
 
-def start(mode: str, grace: float) -> subprocess.Popen[str]:
+def start(mode: str, grace: float = 3600, limit: float = 3600) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, mode, str(grace)],
+        [sys.executable, "-c", PROGRAM, mode, str(grace), str(limit)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -60,13 +62,13 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_first_signal_runs_the_stop(number: signal.Signals) -> None:
-    process = start("python", 60)
+    process = start("python")
     process.send_signal(number)
     assert finish(process) == (0, "stop\nended True\n", "")
 
 
 def test_a_main_thread_that_never_returns_is_left_behind_with_code_0() -> None:
-    process = start("native", 0.2)
+    process = start("native", grace=0.2)
     process.send_signal(signal.SIGTERM)
     code, out, err = finish(process)
     assert (code, out) == (0, "stop\nleaving\n")
@@ -74,13 +76,19 @@ def test_a_main_thread_that_never_returns_is_left_behind_with_code_0() -> None:
 
 
 def test_a_stop_that_fails_still_ends_the_process() -> None:
-    process = start("broken", 0.2)
+    process = start("broken", grace=0.2)
+    process.send_signal(signal.SIGTERM)
+    assert finish(process)[:2] == (0, "stop\nleaving\n")
+
+
+def test_a_stop_that_never_returns_is_left_behind_at_the_limit() -> None:
+    process = start("endless", limit=0.2)
     process.send_signal(signal.SIGTERM)
     assert finish(process)[:2] == (0, "stop\nleaving\n")
 
 
 def test_the_second_signal_ends_at_once() -> None:
-    process = start("native", 3600)
+    process = start("native")
     process.send_signal(signal.SIGINT)
     assert process.stdout is not None
     assert process.stdout.readline() == "stop\n"
@@ -89,7 +97,7 @@ def test_the_second_signal_ends_at_once() -> None:
 
 
 def test_other_signals_do_not_stop_it() -> None:
-    process = start("native", 3600)
+    process = start("native")
     process.send_signal(signal.SIGWINCH)
     process.send_signal(signal.SIGTERM)
     assert process.stdout is not None

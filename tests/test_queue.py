@@ -456,3 +456,101 @@ def test_metrics_tasks_do_not_keep_the_loop_awake() -> None:
             assert time.monotonic() < deadline, "kept awake"
             loop.queue.post(Task(id=loop.queue.get_new_id(), type=TaskType.METRICS))
             time.sleep(0.005)
+
+
+# -- draining
+
+
+class Refusals:
+    """What a queue refused."""
+
+    def __init__(self, queue: ServerQueue) -> None:
+        self.ids: list[int] = []
+        queue.on_refused(lambda task: self.ids.append(task.id))
+
+
+def test_a_drain_refuses_what_waits_and_what_comes_but_not_what_only_looks() -> None:
+    queue = ServerQueue()
+    refusals = Refusals(queue)
+    waiting = [completion(queue) for _ in range(3)]
+    save = Task(id=queue.get_new_id(), type=TaskType.SLOT_SAVE)
+    metrics = Task(id=queue.get_new_id(), type=TaskType.METRICS)
+    queue.post([waiting[0], metrics])
+    queue.post(save)
+    queue.defer(waiting[1])
+    queue.unhandled.append(waiting[2])
+    queue.drain()
+    assert sorted(refusals.ids) == sorted([*ids(waiting), save.id])
+    assert ids(queue.tasks) == [metrics.id]
+    assert not queue.deferred
+    assert not queue.unhandled
+
+    late = completion(queue)
+    queue.post([late, cancel(queue, 0)])
+    queue.defer(completion(queue))
+    assert refusals.ids[4:] == [late.id, late.id + 2]
+    assert [task.type for task in queue.tasks] == [TaskType.METRICS, TaskType.CANCEL]
+    assert not queue.deferred
+
+
+def test_a_request_that_has_started_gets_its_other_tasks_done_in_a_drain() -> None:
+    queue = ServerQueue()
+    refusals = Refusals(queue)
+    tasks = [completion(queue) for _ in range(4)]
+    queue.post(tasks[:3])
+    queue.post(tasks[3])
+    queue.tasks.popleft()
+    tasks[0].posting.is_started = True
+    queue.tasks.remove(tasks[1])
+    queue.drain()
+    queue.defer(tasks[1])
+    assert refusals.ids == [tasks[3].id]
+    assert ids(queue.tasks) == [tasks[2].id]
+    assert ids(queue.deferred) == [tasks[1].id]
+
+
+def test_a_drained_loop_ends_once_nothing_is_processed() -> None:
+    with running() as loop:
+        loop.update_once(lambda: None)
+        assert loop.queue.wait_until_drained(0) is False
+        busy = threading.Event()
+
+        def work() -> None:
+            if not busy.is_set():
+                loop.queue.post(Task(id=loop.queue.get_new_id(), type=TaskType.NEXT_RESPONSE))
+
+        loop.on_update = work
+        loop.queue.post(completion(loop.queue))
+        wait_for(lambda: len(loop.seen) > 10)
+        loop.queue.drain()
+        assert loop.queue.wait_until_drained(0.05) is False
+        assert loop.thread.is_alive()
+        busy.set()
+        assert loop.queue.wait_until_drained(PATIENCE)
+        loop.thread.join(PATIENCE)
+        assert not loop.thread.is_alive()
+
+
+def test_a_drain_ends_an_idle_loop_and_a_sleeping_one() -> None:
+    for idle_sleep_ms in (-1, 0):
+        queue = ServerQueue()
+        awake: list[bool] = []
+        queue.on_sleeping_state(lambda asleep, awake=awake: awake.append(not asleep))  # type: ignore[misc]
+        thread = threading.Thread(target=queue.start_loop, args=(idle_sleep_ms,))
+        thread.start()
+        if idle_sleep_ms == 0:
+            wait_for(queue.is_sleeping)
+        queue.drain()
+        assert queue.wait_until_drained(PATIENCE)
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+        # it does not wake for that, nor for those who would wait for it
+        assert awake == ([False] if idle_sleep_ms == 0 else [])
+        queue.wait_until_no_sleep()
+
+
+def test_a_queue_without_a_loop_is_drained() -> None:
+    queue = ServerQueue()
+    queue.drain()
+    assert queue.wait_until_drained(0)
+    queue.start_loop()

@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+#: Longest duration that can be set.
+MAX_SECONDS = 1_000_000
+
 
 class FlagError(ValueError):
     """A flag without its value or with a bad one; the text names flag and reason."""
@@ -40,6 +43,17 @@ def at_least(lowest: int) -> Callable[[str], int]:
         return value
 
     return parse
+
+
+def seconds(text: str) -> float:
+    """A parser for durations, fractions too."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError("expected a number of seconds") from None
+    if not 0 <= value <= MAX_SECONDS:
+        raise ValueError(f"must be between 0 and {MAX_SECONDS}")
+    return value
 
 
 def boolean(text: str) -> bool:
@@ -79,6 +93,15 @@ FLAGS: tuple[Flag, ...] = (
         True,
         "LLAMASRV_SHARE_PREFIX",
         "do not take the beginning of a prompt from other slots",
+    ),
+    Flag(
+        "--drain-seconds",
+        "N",
+        "drain_seconds",
+        seconds,
+        5,
+        "LLAMASRV_DRAIN_SECONDS",
+        "seconds that running requests get to end by themselves when the server is told to stop, 0 = none",
     ),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import traceback
 from dataclasses import replace
 from typing import Any
@@ -21,10 +22,12 @@ from llamasrv.http.server import HttpServer
 from llamasrv.http.state import ServerState
 from llamasrv.http.vertex import Vertex
 
-#: Seconds that requests under way get to end after the server was told to end.
-DRAIN_S = 2.0
-#: Seconds after which the process ends whatever the main thread is doing.
-EXIT_S = 5.0
+#: Seconds that workers get to send their last words once the engine has ended.
+FLUSH_S = 1.0
+#: Seconds after which the process ends whatever the main thread is doing, once all requests have ended ...
+EXIT_S = 1.5
+#: ... and after the end of the time that running requests get.
+LIMIT_S = 1.9
 
 
 def serve(params: binding.Params, own: dict[str, Any]) -> int:
@@ -61,8 +64,11 @@ class Server:
         self.context = ServerContext()
         self.state = ServerState(self.context)
         self.http: HttpServer | None = None
-        self.watch = SignalWatch(self.stop, self._before_exit, EXIT_S)
         self._own = own
+        drain_s: float = own["drain_seconds"]
+        self.watch = SignalWatch(self.stop, self._before_exit, EXIT_S, drain_s + LIMIT_S)
+        #: Until then running requests may end by themselves, once the server was told to end.
+        self._drain_until = 0.0
 
     def prepare(self, params: binding.Params) -> None:
         """Everything up to the model: checks, backend, HTTP.
@@ -107,24 +113,40 @@ class Server:
         context.start_loop()
 
     def stop(self) -> None:
-        """Begin to end, from any thread: no new requests, open ones are told."""
-        self.state.is_stopping = True
-        self.state.streams.close()
-        if self.http is not None:
-            self.http.stop_accepting()
+        """End, on a thread of its own: nothing new is taken, what runs may end by itself for a while, then it is told.
+
+        Meanwhile the main thread leaves its loop and goes on with :meth:`clean_up`.
+        """
+        self._drain_until = time.monotonic() + self._own["drain_seconds"]
+        self._refuse()
+        self.context.drain(self._drain_until - time.monotonic())
         self.context.terminate()
+        if self.http is not None:
+            self.http.wait_until_quiet(self._answer_s())
 
     def clean_up(self, code: int) -> None:
         """End everything, in reverse order. May leave the process with ``code`` from here."""
         srv_inf("clean_up", "cleaning up before exit...")
-        self.stop()
-        if self.http is not None and not self.http.shutdown(DRAIN_S):
+        self._refuse()
+        self.context.terminate()
+        if self.http is not None and not self.http.shutdown(self._answer_s()):
             # a worker is still inside a native call: freeing what it uses would crash
             srv_wrn("clean_up", "HTTP workers are still at work, leaving")
             binding.log.flush()
             os._exit(code)
+        self.state.streams.close()
         self.context.close()
         binding.backend_free()
+
+    def _refuse(self) -> None:
+        """No new requests from now on."""
+        self.state.is_stopping = True
+        if self.http is not None:
+            self.http.stop_accepting()
+
+    def _answer_s(self) -> float:
+        """How long the last answers may take, now that the engine has ended."""
+        return max(FLUSH_S, self._drain_until - time.monotonic())
 
     def _resolve(self, params: binding.Params) -> None:
         model = params.to_dict()["model"]

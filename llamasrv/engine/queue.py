@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
 from llamasrv.engine.log import que_dbg, que_inf
-from llamasrv.engine.task import READ_ONLY, Task, TaskType
+from llamasrv.engine.task import NEEDS_SLOT, READ_ONLY, SLOT_ACTIONS, Posting, Task, TaskType
 
 T = TypeVar("T")
 
@@ -18,6 +18,8 @@ T = TypeVar("T")
 MAX_WAIT_S = 1.0
 #: How many tasks that name a slot may start before an older task that names none.
 MAX_PASSED = 8
+#: What does not start any more while the queue is drained.
+_STARTS = NEEDS_SLOT | SLOT_ACTIONS
 
 
 class ServerQueue:
@@ -39,9 +41,12 @@ class ServerQueue:
         self._wake_worker = threading.Condition(self._lock)
         self._worker_idle = threading.Condition(self._lock)
         self._awake = threading.Condition(self._lock)
+        self._loop_left = threading.Condition(self._lock)
         self._next_id = 0
         self._arrivals = 0
         self._terminated = False
+        self._draining = False
+        self._looping = False
         self._sleeping = False
         self._stop_sleeping = False
         self._n_awake_holders = 0
@@ -54,6 +59,7 @@ class ServerQueue:
         self._on_new_task: Callable[[Task, bool], bool] = lambda task, is_yielding: True
         self._on_update_slots: Callable[[], None] = lambda: None
         self._on_cancel: Callable[[int], None] = lambda id_target: None
+        self._on_refused: Callable[[Task], None] = lambda task: None
         self._on_sleeping_state: list[Callable[[bool], None]] = []
 
     # -- wiring, before the loop starts
@@ -70,6 +76,10 @@ class ServerQueue:
         """``callback(id_target)`` hears of a CANCEL at once, on the posting thread, before the loop takes it."""
         self._on_cancel = callback
 
+    def on_refused(self, callback: Callable[[Task], None]) -> None:
+        """``callback(task)`` hears of each task that will not start because of :meth:`drain`, on any thread."""
+        self._on_refused = callback
+
     def on_sleeping_state(self, callback: Callable[[bool], None]) -> None:
         """``callback(True)`` on falling asleep, in order of registration; ``callback(False)`` on waking, reversed."""
         self._on_sleeping_state.append(callback)
@@ -84,7 +94,13 @@ class ServerQueue:
     def post(self, tasks: Task | Sequence[Task], front: bool = False) -> None:
         """Append tasks, or put them before all others. A CANCEL also removes its target from all three deques."""
         batch = [tasks] if isinstance(tasks, Task) else list(tasks)
+        posting = Posting()
+        for task in batch:
+            task.posting = posting
         with self._lock:
+            refused = self._refused(batch)
+            if refused:
+                batch = [task for task in batch if task.type not in _STARTS]
             wake_worker = False
             for task in batch:
                 if task.type is TaskType.CANCEL:
@@ -105,6 +121,8 @@ class ServerQueue:
                     self._wake_worker.notify()
             else:
                 self._wake_main.notify()
+        for task in refused:
+            self._on_refused(task)
         for task in batch:
             if task.type is TaskType.CANCEL:
                 self._on_cancel(task.id_target)
@@ -112,13 +130,17 @@ class ServerQueue:
     def defer(self, task: Task) -> None:
         """Set a task aside until a slot is free; it keeps its place by arrival."""
         with self._lock:
-            que_dbg("defer", "defer task, id = %d", task.id)
-            later: list[Task] = []
-            while self.deferred and self.deferred[-1].arrival > task.arrival:
-                later.append(self.deferred.pop())
-            self.deferred.append(task)
-            self.deferred.extend(reversed(later))
-            self._time_last_task = time.monotonic()
+            refused = self._refused([task])
+            if not refused:
+                que_dbg("defer", "defer task, id = %d", task.id)
+                later: list[Task] = []
+                while self.deferred and self.deferred[-1].arrival > task.arrival:
+                    later.append(self.deferred.pop())
+                self.deferred.append(task)
+                self.deferred.extend(reversed(later))
+                self._time_last_task = time.monotonic()
+        for task in refused:
+            self._on_refused(task)
 
     def pop_deferred_task(self, id_slot: int) -> bool:
         """Move one task that can use the freed slot to the head of ``tasks``; True if there was one.
@@ -172,7 +194,7 @@ class ServerQueue:
     def wait_until_no_sleep(self) -> None:
         """Return once the engine is awake, waking it if need be. However many threads wait, it wakes once."""
         with self._lock:
-            while self._sleeping and not self._terminated:
+            while self._sleeping and not self.is_ending:
                 if not self._stop_sleeping:
                     self._stop_sleeping = True
                     self._wake_main.notify()
@@ -200,17 +222,55 @@ class ServerQueue:
         finally:
             self.allow_sleep()
 
+    def drain(self) -> None:
+        """Begin to end, for good: only requests that have started are worked on.
+
+        What waits for a slot, or is posted later and needs one, is refused. :meth:`start_loop` ends by itself once
+        nothing is left to do; a sleeping engine ends at once.
+        """
+        with self._lock:
+            self._draining = True
+            refused: list[Task] = []
+            for pending in (self.tasks, self.deferred, self.unhandled):
+                refused += self._refused(pending)
+            for task in refused:
+                self._remove_pending(task.id)
+            self._wake_main.notify_all()
+            self._awake.notify_all()
+        for task in refused:
+            self._on_refused(task)
+
+    def wait_until_drained(self, timeout: float) -> bool:
+        """After :meth:`drain`, wait until no request is worked on any more; False after ``timeout`` seconds."""
+        with self._lock:
+            return self._loop_left.wait_for(
+                lambda: self._terminated or self._sleeping or not self._looping, max(0.0, timeout)
+            )
+
     def terminate(self) -> None:
         """End :meth:`start_loop`, for good."""
         with self._lock:
-            self._terminated = True
-            self._wake_main.notify_all()
-            self._wake_worker.notify_all()
-            self._awake.notify_all()
+            self._terminate()
+
+    def _terminate(self) -> None:
+        self._terminated = True
+        for condition in (self._wake_main, self._wake_worker, self._awake, self._loop_left):
+            condition.notify_all()
 
     @property
     def terminated(self) -> bool:
         return self._terminated
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether :meth:`drain` or :meth:`terminate` was called."""
+        return self._draining or self._terminated
+
+    def _refused(self, tasks: Iterable[Task]) -> list[Task]:
+        """Those of the tasks that may not start any more."""
+        if not self._draining:
+            return []
+        return [task for task in tasks if task.type in _STARTS and not task.posting.is_started]
 
     def remove_pending(self, id_target: int) -> None:
         """Forget a task that has not started."""
@@ -233,6 +293,7 @@ class ServerQueue:
         never; a METRICS task does not count) the engine falls asleep until :meth:`wait_until_no_sleep`.
         """
         with self._lock:
+            self._looping = True
             self._time_last_task = time.monotonic()
             self._worker_stop = False
             self._worker = threading.Thread(target=self._worker_loop, name="queue-worker", daemon=True)
@@ -248,11 +309,18 @@ class ServerQueue:
                 self._wait_for_tasks(idle_sleep_ms)
         finally:
             self._stop_worker()
+            with self._lock:
+                self._looping = False
+                self._loop_left.notify_all()
 
     def _wait_for_tasks(self, idle_sleep_ms: int) -> None:
         while True:
             with self._lock:
                 if self._terminated or self.tasks:
+                    return
+                if self._draining:
+                    # whatever is processed has posted its next turn
+                    self._terminate()
                     return
                 idle_ms = (time.monotonic() - self._time_last_task) * 1e3
                 if idle_sleep_ms < 0 or idle_ms < idle_sleep_ms or self._n_awake_holders:
@@ -264,8 +332,10 @@ class ServerQueue:
             for callback in self._on_sleeping_state:
                 callback(True)
             with self._lock:
-                self._wake_main.wait_for(lambda: self._terminated or self._stop_sleeping)
-                if self.terminated:
+                self._loop_left.notify_all()
+                self._wake_main.wait_for(lambda: self.is_ending or self._stop_sleeping)
+                if self.is_ending:
+                    self._terminate()
                     return
                 que_inf("start_loop", "exiting sleeping state")
             for callback in reversed(self._on_sleeping_state):

@@ -51,9 +51,12 @@ class ServerResponse:
         return id_task in self._boxes
 
     def send(self, result: Result) -> None:
-        """Deliver a result and wake its reader. Never blocks on a reader."""
+        """Deliver a result and wake its reader. Never blocks on a reader.
+
+        After termination nothing is delivered: what fails then fails because of it.
+        """
         box = self._boxes.get(result.id)
-        if box is None:
+        if box is None or self._terminated:
             return
         with box.condition:
             box.results.append(result)

@@ -9,6 +9,9 @@ from llamasrv.engine.metrics import ServerMetrics
 from llamasrv.engine.stats import SlotStats
 from llamasrv.engine.task import TaskParams
 
+#: What requests are told that cannot be served to their end.
+SHUTTING_DOWN = "The server is shutting down"
+
 
 class StopType(enum.Enum):
     """Why generation ended; the value is the name clients see."""

@@ -23,6 +23,7 @@ from llamasrv.engine.queue import ServerQueue
 from llamasrv.engine.reader import ResponseReader
 from llamasrv.engine.response import ServerResponse
 from llamasrv.engine.result import (
+    SHUTTING_DOWN,
     ControlResult,
     ErrorType,
     GetLoraResult,
@@ -173,6 +174,7 @@ class ServerContext:
             self.queue.on_update_slots(self.update_slots)
             self.queue.on_sleeping_state(self._change_sleep)
             self.queue.on_cancel(lambda id_task: self.step.cancelled(id_task))
+            self.queue.on_refused(lambda task: self.emit.error(task, SHUTTING_DOWN, ErrorType.UNAVAILABLE))
 
     @staticmethod
     def _slot_context(backend: Backend, config: EngineConfig) -> int:
@@ -217,17 +219,23 @@ class ServerContext:
         else:
             srv_inf("sleep", "server is exiting sleeping state")
             assert self._native_params is not None
-            native = self._load(self._native_params)
+            native = self._load(self._native_params, lambda progress: not self.queue.is_ending)
             self._attach(native, self.config, self._lora, self.pool.cache)
             self.vocab = native.model.vocab
         self.on_sleeping(asleep)
 
+    def drain(self, timeout: float) -> None:
+        """Refuse what has not started and give what runs up to ``timeout`` seconds to end. Not on the loop's thread."""
+        self.queue.drain()
+        self.queue.wait_until_drained(timeout)
+
     def terminate(self) -> None:
         """End the main loop from any thread, also out of a running decode; readers are woken."""
         self.queue.terminate()
+        # before the decode is stopped, so that nobody is told of that
+        self.response.terminate()
         if self._backend is not None:
             self._backend.stop()
-        self.response.terminate()
 
     def close(self) -> None:
         """Free model and context. Only after the loop has ended."""
@@ -371,6 +379,7 @@ class ServerContext:
             self._defer(task)
             return False
         if self._launch_all(task, slot, children, save):
+            task.posting.is_started = True
             self.pool.publish_idle()
         return True
 

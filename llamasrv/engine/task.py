@@ -163,6 +163,14 @@ class Decision:
 
 
 @dataclass(slots=True)
+class Posting:
+    """What the tasks that were posted together share: they are one request."""
+
+    #: Whether one of them has got a slot.
+    is_started: bool = False
+
+
+@dataclass(slots=True)
 class Task:
     """One unit of work.
 
@@ -196,6 +204,7 @@ class Task:
     #: Place in the order of arrival, given by the queue.
     arrival: int = -1
     was_deferred: bool = False
+    posting: Posting = field(default_factory=Posting)
     #: How many younger tasks started before this one because they named their slot.
     n_passed: int = 0
 

@@ -116,6 +116,7 @@ class JsonErrorTask(ErrorTask):
 class ApiChannel(HTTPChannel):
     """A connection whose chunks leave from the worker's thread, at once."""
 
+    server: Any
     socket: Any
 
     task_class = HttpTask
@@ -141,7 +142,7 @@ class ApiChannel(HTTPChannel):
     def service(self) -> None:
         super().service()
         self._call_when_gone = None
-        if self.peer_ended and not self.requests:
+        if (self.peer_ended or self.server.is_draining) and not self.requests:
             self.close_when_flushed = True
             self.server.pull_trigger()
 

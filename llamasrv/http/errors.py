@@ -11,7 +11,7 @@ from werkzeug.exceptions import HTTPException
 from llamasrv.api.errors import ApiError, error_body
 from llamasrv.api.jsonio import dumps
 from llamasrv.engine.log import srv_dbg, srv_err, srv_wrn
-from llamasrv.engine.result import ErrorType
+from llamasrv.engine.result import SHUTTING_DOWN, ErrorType
 
 JSON_TYPE = "application/json; charset=utf-8"
 
@@ -30,7 +30,7 @@ def loading() -> ApiError:
 
 
 def stopping() -> ApiError:
-    return ApiError(ErrorType.UNAVAILABLE, "The server is shutting down")
+    return ApiError(ErrorType.UNAVAILABLE, SHUTTING_DOWN)
 
 
 def no_route() -> ApiError:

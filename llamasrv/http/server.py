@@ -197,6 +197,12 @@ class HttpServer:
             self.is_draining = True
         self._in_loop(self._close_listeners)
 
+    def wait_until_quiet(self, timeout: float) -> None:
+        """Return once all answers are given and sent, or after ``timeout`` seconds."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline and not self._is_quiet():
+            time.sleep(0.01)
+
     def remove_files(self) -> None:
         """Leave no unix socket behind when the process is about to end without :meth:`shutdown`."""
         for listener in self._listeners:
@@ -212,8 +218,7 @@ class HttpServer:
             self._close_listeners()
             return True
         deadline = time.monotonic() + grace_s
-        while time.monotonic() < deadline and not self._is_quiet():
-            time.sleep(0.01)
+        self.wait_until_quiet(grace_s)
         self._in_loop(self._end)
         self._thread.join(timeout=1.0)
         ended = self.lanes.shutdown(timeout=max(0.2, deadline - time.monotonic()))
