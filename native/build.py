@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Builds the native part of llamasrv: the libraries of llama.cpp, the bridge and the cffi module, in llamasrv/_native.
+"""Builds the native part of llamasrv: the libraries of llama.cpp, the bridge and the cffi module, in llamasrv/_native,
+and llama.cpp's web UI, in llamasrv/_ui.
 
 What takes long is done once per pinned version, flags and processor, in the per-user cache. The environment may name
 the cache (LLAMASRV_CACHE), another llama.cpp checkout (LLAMASRV_LLAMA_CPP_DIR), options of its build (CMAKE_ARGS, such
-as -DGGML_CUDA=ON; CC, CXX, CFLAGS, CXXFLAGS, LDFLAGS) and the number of jobs (CMAKE_BUILD_PARALLEL_LEVEL).
+as -DGGML_CUDA=ON; CC, CXX, CFLAGS, CXXFLAGS, LDFLAGS) and the number of jobs (CMAKE_BUILD_PARALLEL_LEVEL). With
+LLAMASRV_NO_UI=1 there is no web UI.
 """
 
 from __future__ import annotations
@@ -20,8 +22,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from nativebuild.llama import build_libraries, build_reference, make_plan
 from nativebuild.package import install, stage
 from nativebuild.report import BuildError, say
+from nativebuild.ui import build_ui, install_ui, plan_ui, wants_ui
 
-IN_PLACE = Path(__file__).resolve().parent.parent / "llamasrv" / "_native"
+PACKAGE = Path(__file__).resolve().parent.parent / "llamasrv"
+IN_PLACE = PACKAGE / "_native"
+UI_IN_PLACE = PACKAGE / "_ui"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     what.add_argument("--libraries", action="store_true", help="stop after the libraries of llama.cpp")
     what.add_argument("--print-prefix", action="store_true", help="build the libraries and print their build tree")
     what.add_argument("--reference", action="store_true", help="build the genuine llama-server too and print its path")
+    what.add_argument("--ui", action="store_true", help="build the web UI only and print its folder")
     what.add_argument("--into", type=Path, default=IN_PLACE, metavar="DIR", help="target, by default llamasrv/_native")
     parser.add_argument("-v", "--verbose", action="store_true", help="show the warnings of the compiler")
     arguments = parser.parse_args(argv)
@@ -39,11 +45,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.reference:
             print(build_reference(plan))
             return 0
+        if arguments.ui:
+            print(build_ui(plan_ui(plan.source)))
+            return 0
         build_libraries(plan)
         if arguments.print_prefix:
             print(plan.tree)
-        elif not arguments.libraries and install(stage(plan, arguments.verbose), arguments.into):
-            say(f"the native part is ready in {arguments.into}")
+        elif not arguments.libraries:
+            if install(stage(plan, arguments.verbose), arguments.into):
+                say(f"the native part is ready in {arguments.into}")
+            if arguments.into == IN_PLACE:
+                ui = build_ui(plan_ui(plan.source)) if wants_ui() else None
+                if install_ui(ui, UI_IN_PLACE):
+                    say(f"the web UI is ready in {UI_IN_PLACE}" if ui else "the web UI is left out")
         return 0
     except BuildError as error:
         print(f"llamasrv: error: {error}", file=sys.stderr)

@@ -1,4 +1,5 @@
-"""Hatchling hook: a wheel carries the native files in `llamasrv/_native`, an editable install gets them in place."""
+"""Hatchling hook: a wheel carries the native files in `llamasrv/_native` and the web UI in `llamasrv/_ui`; an editable
+install gets them in place."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from nativebuild.llama import build_libraries, make_plan
 from nativebuild.package import install, stage, wheel_tag
 from nativebuild.report import BuildError
+from nativebuild.ui import build_ui, install_ui, plan_ui, wants_ui
+from nativebuild.ui_tree import files_of
 
 
 class NativeBuildHook(BuildHookInterface[Any]):
@@ -23,12 +26,16 @@ class NativeBuildHook(BuildHookInterface[Any]):
             plan = make_plan()
             build_libraries(plan)
             staged = stage(plan)
+            ui = build_ui(plan_ui(plan.source)) if wants_ui() else None
         except BuildError as error:
             sys.exit(f"llamasrv: error: {error}")
         build_data["pure_python"] = False
         build_data["tag"] = wheel_tag()
         if version == "editable":
             install(staged, Path(self.root) / "llamasrv" / "_native")
+            install_ui(ui, Path(self.root) / "llamasrv" / "_ui")
         else:
             files = {str(file): f"llamasrv/_native/{file.name}" for file in staged.iterdir()}
+            if ui is not None:
+                files.update({str(ui / name): f"llamasrv/_ui/{name}" for name in files_of(ui)})
             build_data["force_include"].update(files)

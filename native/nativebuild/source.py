@@ -29,7 +29,10 @@ NOT_A_CHECKOUT = (
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A pip requirement with its hash. `build_number`: the last part of the version, for llama.cpp its b-number."""
+    """A pip requirement with its hash, or one for each platform, of which `sha256` is the first.
+
+    `build_number`: the last part of the version, for llama.cpp its b-number.
+    """
 
     requirement: str
     name: str
@@ -54,9 +57,11 @@ class Source:
 
 def read_pin(path: Path) -> Pin:
     """Read a pin file: one `name==version --hash=sha256:...` line and comments. Raises BuildError if it is not that."""
-    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    text = re.sub(r"\\\n\s*", "", path.read_text(encoding="utf-8"))
+    lines = [line.strip() for line in text.splitlines()]
     lines = [line for line in lines if line and not line.startswith("#")]
-    match = re.fullmatch(r"([\w.-]+)==([\w.]+)\s+--hash=sha256:([0-9a-f]{64})", lines[0]) if len(lines) == 1 else None
+    form = r"([\w.-]+)==([\w.]+)\s+--hash=sha256:([0-9a-f]{64})(?:\s+--hash=sha256:[0-9a-f]{64})*"
+    match = re.fullmatch(form, lines[0]) if len(lines) == 1 else None
     if not match:
         raise BuildError(f"{path} must hold one line of the form `name==version --hash=sha256:<64 hex digits>`.")
     return Pin(lines[0], match[1], match[2], match[3])
