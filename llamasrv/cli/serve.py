@@ -12,7 +12,7 @@ from llamasrv import binding
 from llamasrv.api.chat_settings import ChatSettings, log_chat_settings
 from llamasrv.api.context import check_model
 from llamasrv.cli.signals import SignalWatch
-from llamasrv.cli.startup import adjustments, is_router
+from llamasrv.cli.startup import adjustments, check_ui_config, is_router
 from llamasrv.engine.log import srv_dbg, srv_err, srv_inf, srv_wrn
 from llamasrv.engine.server_context import ServerContext
 from llamasrv.http.app import create_app, short_requests
@@ -20,6 +20,7 @@ from llamasrv.http.config import HttpConfig
 from llamasrv.http.routes import api_routes
 from llamasrv.http.server import HttpServer
 from llamasrv.http.state import ServerState
+from llamasrv.http.ui import has_page
 from llamasrv.http.vertex import Vertex
 
 #: Seconds that workers get to send their last words once the engine has ended.
@@ -85,6 +86,7 @@ class Server:
         fields = params.to_dict()
         if fields["cors_origins"] == "*" and not fields["api_keys"]:
             srv_wrn("llama_server", "security: no API key is set and CORS allows all origins")
+        check_ui_config(fields)
         config = HttpConfig.from_params(fields)
         config = replace(config, max_body_bytes=self._own["max_body_mib"] * 1024 * 1024)
         vertex = Vertex.from_env(os.environ)
@@ -110,6 +112,8 @@ class Server:
         srv_inf("llama_server", "model loaded")
         for address in self.http.addresses:
             srv_inf("llama_server", "listening on %s", address)
+            if has_page(self.state.config) and address.startswith("http"):
+                srv_inf("llama_server", "the web page is at %s%s/", address, self.state.config.api_prefix)
         context.start_loop()
 
     def stop(self) -> None:

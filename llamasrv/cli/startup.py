@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
+
 from llamasrv.engine.log import srv_inf, srv_trc, srv_wrn
 
 #: Slots when nobody says how many.
@@ -17,6 +19,14 @@ def is_router(params: Mapping[str, Any]) -> bool:
     """Whether no model is named, so that the server would manage many."""
     model = params["model"]
     return not (model["path"] or model["hf_repo"] or model["docker_repo"])
+
+
+def check_ui_config(params: Mapping[str, Any]) -> None:
+    """Raise ValueError if --ui-config is no JSON; the page would get an error instead of the server's properties."""
+    try:
+        orjson.loads(params["ui_config_json"] or "{}")
+    except orjson.JSONDecodeError as exc:
+        raise ValueError(f"failed to parse UI config: {exc}") from None
 
 
 def adjustments(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from llamasrv.engine.log import DEBUG, active, srv_dbg, srv_wrn
 from llamasrv.http.auth import PUBLIC_PATHS, KeyCheck
 from llamasrv.http.cors import origin_headers, preflight_headers
 from llamasrv.http.errors import bad_key, error_response, exception_response, loading, no_route, stopping
-from llamasrv.http.route import Route
+from llamasrv.http.route import Route, matcher
 from llamasrv.http.state import ServerState
 
 #: Pages, as opposed to API paths: reachable while the model loads.
@@ -32,7 +32,7 @@ def create_app(state: ServerState, routes: Sequence[Route]) -> Flask:
             methods=[route.method],
             provide_automatic_options=False,
         )
-    app.before_request(_gate(state))
+    app.before_request(_gate(state, matcher(state.config.api_prefix, routes, lambda route: route.is_public)))
     app.after_request(_finish(state))
     app.register_error_handler(Exception, exception_response)
     return app
@@ -50,15 +50,11 @@ def _awake(state: ServerState, handler: Callable[..., Response]) -> Callable[...
 
 def short_requests(prefix: str, routes: Sequence[Route]) -> Callable[[str, str], bool]:
     """A test for requests that are answered from memory, for :class:`~llamasrv.http.server.HttpServer`."""
-    short = {(route.method, prefix + route.path) for route in routes if route.is_short}
-
-    def is_short(method: str, path: str) -> bool:
-        return method == "OPTIONS" or ("GET" if method == "HEAD" else method, path) in short
-
-    return is_short
+    is_short = matcher(prefix, routes, lambda route: route.is_short)
+    return lambda method, path: method == "OPTIONS" or is_short(method, path)
 
 
-def _gate(state: ServerState) -> Callable[[], Response | None]:
+def _gate(state: ServerState, is_public: Callable[[str, str], bool]) -> Callable[[], Response | None]:
     check = KeyCheck(state.config)
     pages = {state.config.api_prefix + path for path in PAGES}
 
@@ -69,9 +65,10 @@ def _gate(state: ServerState) -> Callable[[], Response | None]:
             return Response(status=200, headers=preflight_headers(state.config), content_type="text/html")
         if state.is_stopping:
             return error_response(stopping())
-        if not state.is_ready and environ["PATH_INFO"] not in pages:
+        is_page = is_public(environ["REQUEST_METHOD"], environ["PATH_INFO"])
+        if not state.is_ready and not is_page and environ["PATH_INFO"] not in pages:
             return error_response(loading())
-        if not check.allows(environ):
+        if not is_page and not check.allows(environ):
             srv_wrn("http", "unauthorized: Invalid API Key")
             return error_response(bad_key())
         if environ["PATH_INFO"].startswith("//"):

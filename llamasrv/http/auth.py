@@ -8,7 +8,7 @@ from typing import Any
 
 from llamasrv.http.config import HttpConfig
 
-#: Paths that need no key, below the prefix or not. The page's own files are added by whoever serves them.
+#: Paths that need no key, below the prefix or not. The page's files are public routes.
 PUBLIC_PATHS = frozenset({"/", "/health", "/v1/health"})
 #: Paths that need no key for reading.
 PUBLIC_GET_PATHS = frozenset({"/models", "/v1/models"})

@@ -126,6 +126,8 @@ class ApiChannel(HTTPChannel):
     linger = False
     #: The peer has sent its last byte: it has gone, or only shut its sending side and still reads.
     peer_ended = False
+    #: The thread at work may wait for a slow reader. Those of short answers are too few for that.
+    may_wait = True
     _call_when_gone: Callable[[], None] | None = None
     _linger_until = 0.0
     _request_began = 0.0
@@ -171,6 +173,10 @@ class ApiChannel(HTTPChannel):
                     data = data[sent:]
         super().write_soon(data)
         return len(data)
+
+    def _flush_outbufs_below_high_watermark(self) -> None:
+        if self.may_wait:
+            super()._flush_outbufs_below_high_watermark()  # type: ignore[misc]  # missing in the stub
 
     # -- the I/O thread
 

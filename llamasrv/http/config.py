@@ -37,6 +37,8 @@ class HttpConfig:
     endpoint_metrics: bool = False
     sse_ping_interval: int = 30
     slot_save_path: str = ""
+    ui: bool = True
+    public_path: str = ""
     max_body_bytes: int = MAX_BODY_BYTES
     vertex: Vertex | None = None
 

@@ -229,8 +229,14 @@ class HttpServer:
         return ended
 
     def _is_short_job(self, job: Job) -> bool:
-        request = job.requests[0]  # type: ignore[attr-defined]
-        return bool(request.error) or self._is_short(request.command, request.path)
+        channel = cast(ApiChannel, job)
+        request: Any = channel.requests[0]
+        # a part of a file is read piece by piece
+        is_short = bool(request.error) or (
+            "RANGE" not in request.headers and self._is_short(request.command, request.path)
+        )
+        channel.may_wait = not is_short
+        return is_short
 
     def _is_quiet(self) -> bool:
         """Whether all answers have been given and sent."""

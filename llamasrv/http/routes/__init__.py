@@ -17,13 +17,14 @@ from llamasrv.http.routes import (
     openai,
     responses,
     tokens,
+    ui,
     vertex,
 )
 from llamasrv.http.state import ServerState
 
 
 def api_routes(state: ServerState) -> list[Route]:
-    """All routes."""
+    """All routes. Raises FolderError when there is no folder of --path."""
     context = ApiContext(state.context)
     routes = [
         *info.routes(state, context),
@@ -41,4 +42,5 @@ def api_routes(state: ServerState) -> list[Route]:
     ]
     if state.config.vertex is not None:
         routes += vertex.routes(state, state.config.vertex, routes)
-    return routes
+    taken = {(route.method, route.path) for route in routes}
+    return [*routes, *(page for page in ui.routes(state) if (page.method, page.path) not in taken)]

@@ -29,6 +29,10 @@ def routes(state: ServerState, context: ApiContext) -> list[Route]:
         # no property can be changed yet, in the original neither
         return json_response({"success": True})
 
+    def disabled() -> Response:
+        # read by the web page: with this status it does not ask again
+        return json_response({"error": {"message": "this feature is disabled", "type": "feature_disabled"}}, 403)
+
     def models() -> Response:
         return json_response(models_json(context.meta))
 
@@ -39,4 +43,9 @@ def routes(state: ServerState, context: ApiContext) -> list[Route]:
         Route("POST", "/props", post_props),
         Route("GET", "/models", models, is_short=True),
         Route("GET", "/v1/models", models, is_short=True),
+        *(
+            Route(method, path, disabled, is_short=method == "GET")
+            for path in ("/tools", "/cors-proxy")
+            for method in ("GET", "POST")
+        ),
     ]
