@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from http_harness import Harness, read_until, serve, wait_for
+from waitress import wasyncore
 
 from llamasrv.http import workers
+from llamasrv.http.channel import ApiChannel
 from llamasrv.http.config import HttpConfig
 from llamasrv.http.workers import ElasticDispatcher
 
@@ -163,6 +166,34 @@ def test_health_answers_even_when_no_worker_can_be_added(monkeypatch: pytest.Mon
         assert read_until(waiting, b"}").endswith(b'{"size":2}')
         for sock in socks:
             sock.close()
+
+
+def test_a_crowd_is_accepted_at_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+    seen: list[int] = []
+    poll = wasyncore.poll2
+
+    def counting(timeout: float, socket_map: dict[int, Any]) -> None:
+        seen.append(sum(isinstance(each, ApiChannel) for each in socket_map.values()))
+        poll(timeout, socket_map)
+
+    monkeypatch.setattr(wasyncore, "poll2", counting)
+    with serve() as served:
+        blocked = threading.Event()
+
+        def block() -> None:
+            blocked.set()
+            gate.wait(30)
+
+        served.server._in_loop(block)
+        assert blocked.wait(10)
+        socks = [served.raw(b"") for _ in range(100)]
+        gate.set()
+        assert wait_for(lambda: seen[-1] == 100)
+        assert set(seen) == {0, 100}
+        for sock in socks:
+            sock.close()
+        assert wait_for(lambda: seen[-1] == 0)
 
 
 def test_a_lost_chance_to_start_a_thread_is_survived(monkeypatch: pytest.MonkeyPatch) -> None:

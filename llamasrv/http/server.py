@@ -34,6 +34,8 @@ MAX_CONNECTIONS = 8192
 RESERVED_FILES = 256
 #: Bytes of output queued for a slow reader before its worker waits for it.
 HIGH_WATERMARK = 1 << 20
+#: Connections accepted before the others are looked at again.
+MAX_ACCEPTS = 128
 #: Requests read ahead on one connection; above zero, so that a client that hangs up is noticed.
 LOOKAHEAD = 4
 
@@ -91,6 +93,14 @@ class ApiListener(BaseWSGIServer):
 
     def fix_addr(self, addr: Any) -> Any:
         return ("localhost", None) if self.is_unix else addr
+
+    def handle_accept(self) -> None:
+        # not one per look at all connections: a crowd would keep everybody waiting who comes after it
+        for _ in range(MAX_ACCEPTS):
+            n_known = len(self._map)
+            super().handle_accept()
+            if len(self._map) == n_known:
+                return
 
     def accept(self) -> Any:
         pair = super().accept()
