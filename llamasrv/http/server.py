@@ -61,6 +61,7 @@ class ApiListener(BaseWSGIServer):
     socket: Any
     trigger: Any
     active_channels: Any
+    _map: dict[int, Any]
 
     def __init__(self, owner: HttpServer, listener: Listener, socket_map: dict[int, Any], adj: Adjustments) -> None:
         self.owner = owner
