@@ -6,11 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from llamasrv.api.errors import invalid_request
+from llamasrv.api.openapi_schema import Member, enum
 from llamasrv.api.protocols import TaskIds
 from llamasrv.engine.result import ControlResult
 from llamasrv.engine.task import Task, TaskType
 
 _ACTIONS = frozenset({"reasoning_end"})
+
+
+MEMBERS = (
+    Member("id", {"type": "string", "minLength": 1}, "The completion's `id`.", True),
+    Member("action", enum(*sorted(_ACTIONS)), "`reasoning_end` ends the reasoning.", True),
+)
 
 
 def control_task(data: Mapping[str, Any], ids: TaskIds) -> Task:

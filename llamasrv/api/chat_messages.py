@@ -10,11 +10,35 @@ import orjson
 from llamasrv.api.content import content_text
 from llamasrv.api.errors import ApiError, invalid_request
 from llamasrv.api.jsonio import dumps, type_name
+from llamasrv.api.openapi_schema import OBJECT, STRING, array, checked, either, enum, nullable, object_of
 
 #: Members of a message that are text; null is the same as absent.
 _TEXTS = ("reasoning_content", "name", "tool_call_id")
 #: Characters of a value that are quoted in an error.
 _MAX_QUOTE = 500
+
+
+_TEXT_PART = object_of({"type": enum("text"), "text": STRING}, ["type", "text"])
+_MEDIA_PART = object_of({"type": enum("image_url", "input_audio", "input_video", "video_url")}, ["type"])
+CONTENT = either(STRING, {"type": "null"}, array(_TEXT_PART), checked(array(either(_TEXT_PART, _MEDIA_PART))))
+_CALL = object_of(
+    {
+        "type": enum("function"),
+        "id": nullable(STRING),
+        "function": object_of({"name": STRING, "arguments": checked(either(STRING, OBJECT))}, ["name"]),
+    },
+    ["type", "function"],
+)
+#: Schema of a message. Which roles there are and how they follow each other is up to the template.
+MESSAGE = object_of(
+    {
+        "role": STRING,
+        "content": CONTENT,
+        "tool_calls": nullable(array(_CALL)),
+        **{name: nullable(STRING) for name in _TEXTS},
+    },
+    ["role", "content"],
+)
 
 
 def read_messages(body: Mapping[str, Any], object_arguments: bool) -> list[dict[str, Any]]:

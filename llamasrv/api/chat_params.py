@@ -11,12 +11,26 @@ from llamasrv import binding
 from llamasrv.api.chat_forced import calling_session, with_instructions
 from llamasrv.api.chat_messages import quote, read_messages
 from llamasrv.api.chat_settings import ChatSettings
-from llamasrv.api.chat_tools import ToolUse, read_tools
+from llamasrv.api.chat_tools import TOOL_CHOICE, ToolUse, read_tools
 from llamasrv.api.errors import invalid_request
 from llamasrv.api.fields import INT32_MAX, FieldError, Limits, as_bool, as_int, as_object, as_string, bounded_int
 from llamasrv.api.grammar import GrammarUse
 from llamasrv.api.handlers import REASONING_FORMATS
 from llamasrv.api.jsonio import type_name
+from llamasrv.api.openapi_schema import (
+    BOOLEAN,
+    INTEGER,
+    OBJECT,
+    STRING,
+    Member,
+    array,
+    checked,
+    either,
+    enum,
+    integer,
+    object_of,
+    ref,
+)
 from llamasrv.api.protocols import Vocab
 from llamasrv.engine.task import TaskParams
 
@@ -25,6 +39,26 @@ _CONSUMED = frozenset({"messages", "tools", "grammar_lazy", "grammar_triggers", 
 _MANY_CALLS = re.compile(r"^(tool-calls ::= )\((tool-call\?? space)\)\+$", re.MULTILINE)
 #: Alternatives per token with ``logprobs`` alone.
 _N_PROBS = 20
+
+
+#: Members of a request beside the fields of a completion.
+MEMBERS = (
+    Member("messages", array(ref("ChatMessage")), "The conversation; `--jinja` templates may demand more.", True),
+    Member("tools", array(ref("ChatTool")), "Functions that the model may call."),
+    Member("tool_choice", TOOL_CHOICE, "Whether a tool is called, which, or which of them are allowed."),
+    Member("parallel_tool_calls", BOOLEAN, "Whether one answer may have several calls."),
+    Member(
+        "response_format",
+        checked(object_of({"type": enum("text", "json_object", "json_schema"), "json_schema": OBJECT})),
+        "Form of the answer: text, any JSON object, or what fits a schema.",
+    ),
+    Member("logprobs", either(BOOLEAN, INTEGER), "Log-probabilities of the answer's tokens."),
+    Member("top_logprobs", INTEGER, "Likely tokens at each place, with `logprobs` true only."),
+    Member("add_generation_prompt", BOOLEAN, "Whether the prompt ends with the beginning of an answer (true)."),
+    Member("chat_template_kwargs", checked(OBJECT), "Variables of the template."),
+    Member("reasoning_effort", STRING, "`none` turns reasoning off; other values are the template's."),
+    Member("thinking_budget_tokens", integer(-1, INT32_MAX), "Another name of `reasoning_budget_tokens`."),
+)
 
 
 @dataclass(frozen=True, slots=True)

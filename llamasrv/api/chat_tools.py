@@ -9,6 +9,20 @@ from typing import Any
 from llamasrv.api import json_schema
 from llamasrv.api.chat_messages import quote
 from llamasrv.api.errors import ApiError, invalid_request
+from llamasrv.api.openapi_schema import OBJECT, STRING, checked, either, enum, nullable, object_of
+
+_FUNCTION = object_of(
+    {
+        "name": {"type": "string", "minLength": 1},
+        "description": nullable(STRING),
+        "parameters": checked(nullable(OBJECT)),
+    },
+    ["name"],
+)
+#: Schema of a tool; ``parameters`` is a JSON schema itself.
+TOOL = object_of({"type": enum("function"), "function": _FUNCTION}, ["type", "function"])
+#: Schema of ``tool_choice``. The tool has to be among the tools.
+TOOL_CHOICE = checked(either(enum("auto", "none", "required"), OBJECT))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,18 @@ from llamasrv.api.errors import invalid_request
 from llamasrv.api.fields import FieldError, as_int
 from llamasrv.api.ids import new_completion_id
 from llamasrv.api.jsonio import dumps
-from llamasrv.api.prompt import tokenize_prompts
+from llamasrv.api.openapi_schema import INTEGER, STRING, Member
+from llamasrv.api.prompt import PROMPT, tokenize_prompts
 from llamasrv.api.protocols import TaskIds
 from llamasrv.engine.log import srv_err
 from llamasrv.engine.task import Task, TaskType
+
+#: Members of a request beside the fields of :mod:`llamasrv.api.schema`.
+MEMBERS = (
+    Member("prompt", PROMPT, "Text, tokens, or both in a list; a list of such is a completion for each.", True),
+    Member("id_slot", INTEGER, "Slot to use, counted modulo their number; -1: any."),
+    Member("grammar_type", STRING, "`tool_calls`: the grammar is one of tool calls."),
+)
 
 
 def build_completion_tasks(

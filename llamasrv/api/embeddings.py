@@ -10,7 +10,8 @@ from llamasrv.api.content import content_text
 from llamasrv.api.context import ApiContext
 from llamasrv.api.errors import ApiError, invalid_request
 from llamasrv.api.fields import INT32_MAX, FieldError, Limits, as_int, bounded_int
-from llamasrv.api.prompt import is_token, tokenize_prompt
+from llamasrv.api.openapi_schema import STRING, TOKEN, TOKENS, Member, array, either, enum, integer, object_of
+from llamasrv.api.prompt import PROMPT_OBJECT, is_token, tokenize_prompt
 from llamasrv.api.protocols import TaskIds
 from llamasrv.api.sizes import check_sizes
 from llamasrv.api.vectors import NORM_NONE, embedding, to_base64
@@ -19,6 +20,24 @@ from llamasrv.engine.task import Task, TaskParams, TaskType
 
 #: llama_pooling_type: one vector per token.
 POOLING_NONE = 0
+
+_CONTENT = object_of({"content": array(object_of({"type": enum("text"), "text": STRING}, ["type"]))}, ["content"])
+_INPUT = either(
+    STRING,
+    PROMPT_OBJECT,
+    _CONTENT,
+    array(either(TOKEN, STRING), minItems=1),
+    array(either(STRING, TOKENS, PROMPT_OBJECT, _CONTENT), minItems=1),
+)
+#: Members of a request, of which ``input`` goes before ``content``.
+MEMBERS = (
+    Member("input", _INPUT, "Text, tokens, both in a list, or a list of such.", null=False),
+    Member("content", _INPUT, "Counts where `input` is absent; the answer is in the native form then.", null=False),
+    Member("encoding_format", enum("float", "base64"), "How OpenAI's route gives vectors."),
+    Member("embd_normalize", integer(-INT32_MAX - 1, INT32_MAX), "-1 none, 0 largest value, p > 0: p-norm."),
+    Member("dimensions", integer(1), "Values of each vector to keep, at most as many as the model has."),
+    Member("model", STRING, "Repeated in the answer."),
+)
 
 
 @dataclass(frozen=True, slots=True)

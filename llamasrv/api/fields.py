@@ -1,7 +1,7 @@
 """How one field of a request is declared and read.
 
-A declaration serves the parser, ``generation_settings`` and the manual. Reading is strict about types, except that a
-whole number may be written as a float; null is the same as absent.
+A declaration serves the parser, ``generation_settings``, the manual and the OpenAPI document. Reading is strict about
+types, except that a whole number may be written as a float; null is the same as absent.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from llamasrv.api.errors import invalid_request
 from llamasrv.api.grammar import GrammarUse
 from llamasrv.api.jsonio import type_name
+from llamasrv.api.openapi_schema import Schema
 from llamasrv.api.protocols import Vocab
 from llamasrv.engine.task import SamplingParams, TaskParams
 
@@ -22,6 +23,8 @@ INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 #: Largest finite float32.
 FLOAT_MAX = 3.4028234663852886e38
+#: Smallest normal one.
+FLOAT_MIN = 1.1754943508222875e-38
 
 _FLOAT = struct.Struct("f")
 
@@ -99,12 +102,15 @@ class Field:
     description: str
     aliases: tuple[str, ...] = ()
     limits: Limits | None = None
-    limits_of: Callable[[RequestState], Limits] | None = None
+    #: Limits by the number of slots.
+    limits_of: Callable[[int], Limits] | None = None
     handler: Handler | None = None
     echo: Echo = Echo.NONE
     #: Makes the JSON for ``generation_settings`` of the target's value.
     render: Callable[[Any], Any] | None = None
     group: str = ""
+    #: JSON schema of what ``handler`` takes, where kind and limits do not say it.
+    schema: Schema | None = None
     names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -136,7 +142,7 @@ class Field:
     def _convert(self, state: RequestState, value: Any) -> Any:
         if self.kind is Kind.BOOL:
             return as_bool(value)
-        limits = self.limits_of(state) if self.limits_of is not None else self.limits
+        limits = self.limits_of(state.n_parallel) if self.limits_of is not None else self.limits
         if self.kind is Kind.INT:
             return bounded_int(as_int(value), limits or Limits(-INT32_MAX - 1, INT32_MAX))
         return bounded_float(as_float(value), limits or Limits(-FLOAT_MAX, FLOAT_MAX, clamp=True))

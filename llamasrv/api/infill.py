@@ -7,7 +7,8 @@ from typing import Any
 
 from llamasrv.api.context import ApiContext
 from llamasrv.api.errors import ApiError, invalid_request
-from llamasrv.api.prompt import check_tokens, tokenize_mixed
+from llamasrv.api.openapi_schema import STRING, Member, array, object_of
+from llamasrv.api.prompt import MIXED, check_tokens, tokenize_mixed
 from llamasrv.api.protocols import Vocab
 from llamasrv.engine.result import ErrorType
 
@@ -18,6 +19,19 @@ _PROJECT = "myproject"
 _UNNAMED = "tmp"
 #: Name of the file in which the gap is.
 _CURRENT = "filename"
+
+
+#: Members of a request beside those of a completion.
+MEMBERS = (
+    Member("prompt", STRING, "Text right before the cursor, the end of the prefix."),
+    Member("input_prefix", MIXED, "What stands before the gap.", True),
+    Member("input_suffix", MIXED, "What stands after the gap.", True),
+    Member(
+        "input_extra",
+        array(object_of({"filename": STRING, "text": STRING}, ["text"])),
+        "Other files that the model should know.",
+    ),
+)
 
 
 def infill_prompt(context: ApiContext, data: Mapping[str, Any]) -> list[int]:

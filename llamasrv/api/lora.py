@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from llamasrv.api.errors import invalid_request
-from llamasrv.api.fields import FieldError
+from llamasrv.api.fields import INT32_MAX, FieldError
 from llamasrv.api.handlers import lora_scales
 from llamasrv.api.jsonio import to_text
+from llamasrv.api.openapi_schema import NUMBER, array, integer, nullable, object_of
 from llamasrv.engine.result import GetLoraResult
+
+#: Body of POST.
+BODY = array(object_of({"id": integer(-1, INT32_MAX), "scale": nullable(NUMBER)}, ["id"]))
 
 
 def lora_json(result: GetLoraResult) -> list[dict[str, Any]]:

@@ -7,7 +7,19 @@ from typing import Any
 
 from llamasrv.api.errors import invalid_request
 from llamasrv.api.jsonio import type_name
+from llamasrv.api.openapi_schema import STRING, TOKEN, TOKENS, array, either, object_of
 from llamasrv.api.protocols import Vocab
+
+#: What :func:`tokenize_mixed` takes, and an object around it.
+MIXED = either(STRING, array(either(TOKEN, STRING)))
+PROMPT_OBJECT = object_of({"prompt_string": MIXED}, ["prompt_string"])
+#: What :func:`tokenize_prompts` takes.
+PROMPT = either(
+    STRING,
+    PROMPT_OBJECT,
+    array(either(TOKEN, STRING), minItems=1),
+    array(either(STRING, TOKENS, PROMPT_OBJECT), minItems=1),
+)
 
 _WRONG_ELEMENT = (
     '"prompt" elements must be a string, a list of tokens, a JSON object containing a prompt string, '

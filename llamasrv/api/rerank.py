@@ -10,12 +10,24 @@ from typing import Any
 from llamasrv.api.context import ApiContext
 from llamasrv.api.errors import ApiError, invalid_request
 from llamasrv.api.fields import INT32_MAX, FieldError, Limits, as_int, bounded_int
+from llamasrv.api.openapi_schema import BOOLEAN, STRING, Member, array, integer
 from llamasrv.api.protocols import TaskIds, Vocab
 from llamasrv.api.sizes import check_sizes
 from llamasrv.engine.result import ErrorType, RerankResult
 from llamasrv.engine.task import Task, TaskType
 
 _PLACE = re.compile(r"\{(?:query|document)\}")
+
+
+#: Members of a request. One of ``documents`` and ``texts`` has to be there.
+MEMBERS = (
+    Member("query", STRING, "What the documents are rated for.", True),
+    Member("documents", array(STRING, minItems=1), "The documents.", null=False),
+    Member("texts", array(STRING, minItems=1), "The documents, for an answer in TEI's dialect.", null=False),
+    Member("top_n", integer(0, INT32_MAX), "Best documents to tell; all where it is absent."),
+    Member("return_text", BOOLEAN, "TEI's dialect: repeats each document."),
+    Member("model", STRING, "Repeated in the answer."),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,21 @@ from typing import Any
 from llamasrv.api import handlers
 from llamasrv.api.defaults import request_defaults
 from llamasrv.api.errors import invalid_request
-from llamasrv.api.fields import FLOAT_MAX, INT32_MAX, INT64_MAX, Echo, Field, Kind, Limits, RequestState
+from llamasrv.api.fields import FLOAT_MAX, FLOAT_MIN, INT32_MAX, INT64_MAX, Echo, Field, Kind, Limits, RequestState
 from llamasrv.api.grammar import GrammarUse
+from llamasrv.api.openapi_schema import (
+    BOOLEAN,
+    INTEGER,
+    NUMBER,
+    STRING,
+    STRINGS,
+    array,
+    checked,
+    either,
+    enum,
+    integer,
+    object_of,
+)
 from llamasrv.api.protocols import Vocab
 from llamasrv.engine.meta import ServerMeta
 from llamasrv.engine.task import TaskParams
@@ -24,6 +37,25 @@ MIN_HISTORY = 65_536
 _UNIT = Limits(0.0, 1.0, clamp=True)
 _COUNT = Limits(0, INT32_MAX)
 _COUNT_OR_ALL = Limits(-1, INT32_MAX)
+
+_BIAS = either(NUMBER, {"const": False})
+_BIASES = either(
+    array({"type": "array", "prefixItems": [either(INTEGER, STRING), _BIAS], "minItems": 2, "maxItems": 2}),
+    {"type": "object", "additionalProperties": _BIAS},
+)
+_ADAPTERS = array(object_of({"id": integer(-1, INT32_MAX), "scale": NUMBER}, ["id"]))
+_STOPS = either(
+    {"type": "string", "maxLength": handlers.MAX_STOP_CHARS},
+    array(either(STRING, {"type": "null"}), maxItems=handlers.MAX_STOPS),
+)
+_TRIGGER = object_of(
+    {
+        "type": integer(handlers.TRIGGER_TOKEN, handlers.TRIGGER_PATTERN_FULL),
+        "value": {"type": "string", "maxLength": handlers.MAX_TRIGGER_CHARS},
+        "token": INTEGER,
+    },
+    ["type", "value"],
+)
 
 
 def _biases(value: tuple[tuple[int, float], ...]) -> list[dict[str, Any]]:
@@ -102,7 +134,7 @@ FIELDS: tuple[Field, ...] = (
         "n_cmpl",
         "Number of completions of each prompt.",
         aliases=("n",),
-        limits_of=lambda state: Limits(1, state.n_parallel),
+        limits_of=lambda n_parallel: Limits(1, n_parallel),
     ),
     _whole(
         "n_cache_reuse",
@@ -124,6 +156,7 @@ FIELDS: tuple[Field, ...] = (
         "response_fields",
         "Members of the response to send; `a/b` stands for member b of member a.",
         handler=handlers.read_response_fields,
+        schema=STRINGS,
     ),
     _whole("top_k", "sampling.top_k", Limits(0, INT32_MAX, clamp=True), "Keeps the k most likely tokens; 0: all."),
     _real("top_p", "sampling.top_p", "Keeps the most likely tokens up to this sum of probabilities; 1: all.", _UNIT),
@@ -149,7 +182,12 @@ FIELDS: tuple[Field, ...] = (
         "Last tokens looked at by the repetition penalties; 0: off.",
         handler=handlers.read_repeat_last_n,
     ),
-    _real("repeat_penalty", "sampling.penalty_repeat", "Penalty for repeated tokens; 1: off."),
+    _real(
+        "repeat_penalty",
+        "sampling.penalty_repeat",
+        "Penalty for repeated tokens, above 0; 1: off.",
+        schema={"type": "number", "minimum": FLOAT_MIN},
+    ),
     _real("frequency_penalty", "sampling.penalty_freq", "Penalty by how often a token was used; 0: off."),
     _real("presence_penalty", "sampling.penalty_present", "Penalty for tokens used at all; 0: off."),
     _real("dry_multiplier", "sampling.dry_multiplier", "Strength of the DRY penalty for repeated sequences; 0: off."),
@@ -158,6 +196,7 @@ FIELDS: tuple[Field, ...] = (
         "sampling.dry_base",
         "Growth of the DRY penalty; below 1 the server's setting is taken.",
         handler=handlers.read_dry_base,
+        schema=NUMBER,
     ),
     _whole(
         "dry_allowed_length",
@@ -199,6 +238,7 @@ FIELDS: tuple[Field, ...] = (
         "Seed of the random numbers; -1: drawn anew.",
         handler=handlers.read_seed,
         echo=Echo.ALWAYS,
+        schema=integer(-(2**63), 2**64 - 1),
     ),
     Field(
         "n_probs",
@@ -208,6 +248,7 @@ FIELDS: tuple[Field, ...] = (
         aliases=("logprobs",),
         handler=handlers.read_n_probs,
         echo=Echo.ALWAYS,
+        schema=INTEGER,
     ),
     _whole("min_keep", "sampling.min_keep", _COUNT, "Fewest tokens that a sampler leaves; 0: off."),
     _flag("backend_sampling", "sampling.backend_sampling", "Samples on the device that runs the model.", Echo.ALWAYS),
@@ -225,6 +266,7 @@ FIELDS: tuple[Field, ...] = (
         handler=handlers.read_lora,
         echo=Echo.ALWAYS,
         render=_adapters,
+        schema=_ADAPTERS,
     ),
     Field(
         "dry_sequence_breakers",
@@ -233,6 +275,7 @@ FIELDS: tuple[Field, ...] = (
         "Strings across which DRY sees no repetition.",
         handler=handlers.read_dry_sequence_breakers,
         echo=Echo.FULL,
+        schema=array(STRING, minItems=1),
     ),
     Field(
         "json_schema",
@@ -240,6 +283,7 @@ FIELDS: tuple[Field, ...] = (
         "sampling.grammar",
         "JSON schema that the text has to fit; {}: any object. Without effect beside `grammar`.",
         handler=handlers.read_json_schema,
+        schema=checked({"type": "object"}),
     ),
     Field(
         "grammar",
@@ -249,6 +293,7 @@ FIELDS: tuple[Field, ...] = (
         handler=handlers.read_grammar,
         echo=Echo.FULL,
         render=lambda grammar: grammar[1],
+        schema=checked(STRING),
     ),
     _flag("grammar_lazy", "sampling.grammar_lazy", "The grammar applies only once a trigger was generated.", Echo.FULL),
     Field(
@@ -258,6 +303,7 @@ FIELDS: tuple[Field, ...] = (
         "How reasoning is told apart from the answer: " + ", ".join(handlers.REASONING_FORMATS) + ".",
         handler=handlers.read_reasoning_format,
         echo=Echo.ALWAYS,
+        schema=enum(*handlers.REASONING_FORMATS),
     ),
     Field(
         "continue_final_message",
@@ -265,6 +311,7 @@ FIELDS: tuple[Field, ...] = (
         "",
         "Chat: continues the last message instead of beginning a new one.",
         handler=handlers.read_continue_final_message,
+        schema=either(BOOLEAN, enum("content", "reasoning_content")),
     ),
     Field(
         "echo",
@@ -272,6 +319,7 @@ FIELDS: tuple[Field, ...] = (
         "",
         "Gives the prompt (/v1/completions) or the continued message (chat) in the response too.",
         handler=handlers.read_echo,
+        schema=BOOLEAN,
     ),
     Field(
         "preserved_tokens",
@@ -281,6 +329,7 @@ FIELDS: tuple[Field, ...] = (
         handler=handlers.read_preserved_tokens,
         echo=Echo.FULL,
         render=sorted,
+        schema=STRINGS,
     ),
     Field(
         "grammar_triggers",
@@ -291,6 +340,7 @@ FIELDS: tuple[Field, ...] = (
         handler=handlers.read_grammar_triggers,
         echo=Echo.FULL,
         render=_triggers,
+        schema=checked(array(_TRIGGER)),
     ),
     _flag(
         "reasoning_control",
@@ -310,6 +360,7 @@ FIELDS: tuple[Field, ...] = (
         "sampling.reasoning_budget_start",
         "Text that begins the reasoning.",
         handler=handlers.read_reasoning_budget_start,
+        schema=STRING,
     ),
     Field(
         "reasoning_budget_end_tags",
@@ -318,6 +369,7 @@ FIELDS: tuple[Field, ...] = (
         "Texts that end the reasoning; the first is forced when the budget is spent.",
         aliases=("reasoning_budget_end_tag",),
         handler=handlers.read_reasoning_budget_end,
+        schema=either(STRING, STRINGS),
     ),
     Field(
         "reasoning_budget_message",
@@ -325,6 +377,7 @@ FIELDS: tuple[Field, ...] = (
         "sampling.reasoning_budget_forced",
         "Text put before the end tag when that is forced.",
         handler=handlers.read_reasoning_budget_message,
+        schema=STRING,
     ),
     Field(
         "logit_bias",
@@ -334,6 +387,7 @@ FIELDS: tuple[Field, ...] = (
         handler=handlers.read_logit_bias,
         echo=Echo.FULL,
         render=_biases,
+        schema=_BIASES,
     ),
     Field(
         "ignore_eos",
@@ -342,6 +396,7 @@ FIELDS: tuple[Field, ...] = (
         "Goes on where the model would end.",
         handler=handlers.read_ignore_eos,
         echo=Echo.ALWAYS,
+        schema=BOOLEAN,
     ),
     Field(
         "stop",
@@ -350,6 +405,7 @@ FIELDS: tuple[Field, ...] = (
         "String or strings at which generation ends; they are not part of the text.",
         handler=handlers.read_stop,
         echo=Echo.FULL,
+        schema=_STOPS,
     ),
     Field(
         "samplers",
@@ -358,6 +414,7 @@ FIELDS: tuple[Field, ...] = (
         "Samplers in their order: a list of names or a string of letters.",
         handler=handlers.read_samplers,
         echo=Echo.ALWAYS,
+        schema=either(STRING, STRINGS),
     ),
 )
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llamasrv.api.errors import ApiError, invalid_request
+from llamasrv.api.openapi_schema import STRING, Member, checked
 from llamasrv.engine.result import ErrorType, Result, SlotEraseResult, SlotSaveLoadResult
 from llamasrv.engine.task import SlotAction, TaskType
 
@@ -20,6 +21,9 @@ _DEVICES = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECA
 _MAX_BYTES = 255
 #: Beside a slot file stands its record, whose name is longer.
 _RECORD_BYTES = len(".llamasrv.json")
+
+
+MEMBERS = (Member("filename", checked(STRING), "File in the folder of --slot-save-path; not for `erase`.", null=False),)
 
 
 def is_valid_filename(name: str) -> bool:

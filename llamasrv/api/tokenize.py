@@ -8,8 +8,17 @@ from typing import Any
 from llamasrv.api.errors import invalid_request
 from llamasrv.api.fields import FieldError, as_array, as_bool
 from llamasrv.api.jsonio import to_text, type_name
-from llamasrv.api.prompt import check_tokens, is_token, tokenize_mixed
+from llamasrv.api.openapi_schema import BOOLEAN, TOKENS, Member
+from llamasrv.api.prompt import MIXED, check_tokens, is_token, tokenize_mixed
 from llamasrv.api.protocols import Vocab
+
+TOKENIZE_MEMBERS = (
+    Member("content", MIXED, "Text, or text and tokens in a list.", null=False),
+    Member("add_special", BOOLEAN, "Adds BOS and the like as the model wants them (false)."),
+    Member("parse_special", BOOLEAN, "Reads the text of special tokens as these (true)."),
+    Member("with_pieces", BOOLEAN, "Gives the text of each token as well (false)."),
+)
+DETOKENIZE_MEMBERS = (Member("tokens", TOKENS, "The tokens.", null=False),)
 
 
 def tokenize_json(vocab: Vocab, data: Mapping[str, Any]) -> dict[str, Any]:

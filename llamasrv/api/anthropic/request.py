@@ -8,7 +8,23 @@ from typing import Any
 
 from llamasrv.api.chat_messages import quote
 from llamasrv.api.errors import ApiError, invalid_request
+from llamasrv.api.fields import INT32_MAX
 from llamasrv.api.jsonio import dumps, type_name
+from llamasrv.api.openapi_schema import (
+    BOOLEAN,
+    NUMBER,
+    OBJECT,
+    STRING,
+    STRINGS,
+    Member,
+    array,
+    checked,
+    either,
+    enum,
+    integer,
+    nullable,
+    object_of,
+)
 
 #: Length of an answer where the request names none, in tokens.
 _MAX_TOKENS = 4096
@@ -18,6 +34,58 @@ _THINKING_BUDGET = 10_000
 _SAME = ("temperature", "top_p", "top_k", "stream", "chat_template_kwargs")
 #: A stamp in the system prompt of one client that differs in every request: no prefix would ever be found again.
 _STAMP = re.compile(r"(x-anthropic-billing-header:.*?cch=).{5}(?=;)", re.DOTALL)
+
+
+_TEXT_BLOCK = object_of({"type": enum("text"), "text": STRING}, ["type", "text"])
+_THINKING = object_of({"type": enum("thinking"), "thinking": STRING}, ["type", "thinking"])
+_TOOL_USE = object_of({"type": enum("tool_use"), "id": STRING, "name": STRING, "input": OBJECT}, ["type", "id", "name"])
+_TOOL_RESULT = object_of(
+    {"type": enum("tool_result"), "tool_use_id": STRING, "content": nullable(either(STRING, array(_TEXT_BLOCK)))},
+    ["type", "tool_use_id"],
+)
+_SOURCED = checked(object_of({"type": enum("image", "document"), "source": OBJECT}, ["type", "source"]))
+_MESSAGE = object_of(
+    {
+        "role": checked(enum("user", "assistant")),
+        "content": either(STRING, array(either(_TEXT_BLOCK, _THINKING, _TOOL_USE, _TOOL_RESULT, _SOURCED))),
+    },
+    ["role", "content"],
+)
+_TOOL = object_of(
+    {
+        "name": {"type": "string", "minLength": 1},
+        "description": nullable(STRING),
+        "input_schema": checked(nullable(OBJECT)),
+    },
+    ["name"],
+)
+_CHOICE = checked(
+    object_of(
+        {"type": enum("auto", "any", "tool", "none"), "name": STRING, "disable_parallel_tool_use": BOOLEAN}, ["type"]
+    )
+)
+_FORMAT = checked(object_of({"type": enum("json_schema"), "schema": OBJECT}, ["type", "schema"]))
+#: Members of a request. The answer to one that counts tokens needs no ``max_tokens``.
+MEMBERS = (
+    Member("messages", array(_MESSAGE), "The conversation.", True),
+    Member("system", either(STRING, array(_TEXT_BLOCK)), "System prompt."),
+    Member("max_tokens", integer(-1, INT32_MAX), f"Most tokens of the answer ({_MAX_TOKENS})."),
+    Member("stop_sequences", STRINGS, "Texts at which the answer ends."),
+    Member("stream", BOOLEAN, "Sends the answer as events."),
+    Member("temperature", NUMBER, "Randomness of the choice."),
+    Member("top_p", NUMBER, "Keeps the most likely tokens up to this sum of probabilities."),
+    Member("top_k", integer(), "Keeps the k most likely tokens."),
+    Member("tools", array(_TOOL), "Functions that the model may call."),
+    Member("tool_choice", _CHOICE, "Whether a tool is called, and which."),
+    Member(
+        "thinking",
+        object_of({"type": enum("enabled", "disabled", "adaptive"), "budget_tokens": integer(-1, INT32_MAX)}),
+        "Reasoning on or off, and its most tokens.",
+    ),
+    Member("output_config", object_of({"format": _FORMAT, "effort": STRING}), "Schema of the answer; effort."),
+    Member("output_format", _FORMAT, "Schema of the answer, older name."),
+    Member("chat_template_kwargs", checked(OBJECT), "Variables of the template."),
+)
 
 
 def read_anthropic_request(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,11 +7,48 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from llamasrv.api import openapi_schema as openapi
 from llamasrv.api.decision.model import DecisionModel, Kind
 from llamasrv.api.errors import ApiError, invalid_request
+from llamasrv.api.openapi_schema import Member, checked, either
 
 #: Levels that a score question may have.
 MIN_LEVELS, MAX_LEVELS = 2, 10
+
+
+_SAID = checked({"type": ["string", "object", "array", "number", "boolean"]})
+_QUESTION = checked(
+    either(
+        openapi.object_of(
+            {"type": openapi.enum("choice"), "instructions": _SAID, "criteria": {"type": "object", "minProperties": 1}},
+            ["type", "instructions", "criteria"],
+        ),
+        openapi.object_of(
+            {
+                "type": openapi.enum("score"),
+                "instructions": _SAID,
+                "criteria": openapi.array({}, minItems=MIN_LEVELS, maxItems=MAX_LEVELS),
+            },
+            ["type", "instructions", "criteria"],
+        ),
+        openapi.object_of(
+            {"type": openapi.enum("noul"), "instructions": _SAID, "criteria": {"type": ["object", "null"]}},
+            ["type", "instructions"],
+        ),
+    )
+)
+#: Members of a request.
+MEMBERS = (
+    Member("state", _SAID, "What the questions are about: any value; chat messages may carry media.", True),
+    Member(
+        "questions",
+        {"type": "object", "minProperties": 1, "additionalProperties": _QUESTION},
+        "Questions by name.",
+        True,
+    ),
+    Member("images", checked(openapi.STRINGS), "Data URLs."),
+    Member("files", checked(openapi.STRINGS), "Data URLs."),
+)
 
 
 class QuestionType(enum.Enum):

@@ -7,9 +7,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from llamasrv.api.chat_messages import quote
+from llamasrv.api.chat_tools import TOOL_CHOICE
 from llamasrv.api.errors import invalid_request
 from llamasrv.api.fields import INT32_MAX
 from llamasrv.api.jsonio import type_name
+from llamasrv.api.openapi_schema import (
+    ANY,
+    BOOLEAN,
+    OBJECT,
+    STRING,
+    STRINGS,
+    Member,
+    array,
+    checked,
+    either,
+    enum,
+    integer,
+    nullable,
+    object_of,
+)
 from llamasrv.engine.log import srv_wrn
 
 #: What only a service that keeps earlier requests can follow.
@@ -34,6 +50,58 @@ _CONSUMED = frozenset(
 _REPEATED = ("instructions", "max_output_tokens", "metadata", "reasoning", "text", "user")
 _INCLUDE_LOGPROBS = "message.output_text.logprobs"
 _INPUT_ROLES = ("user", "system", "developer")
+
+
+_INPUT_TEXT = object_of({"type": enum("input_text"), "text": STRING}, ["type", "text"])
+_OUTPUT_TEXT = object_of({"type": enum("output_text", "input_text"), "text": STRING}, ["type", "text"])
+_ITEMS = (
+    object_of(
+        {"type": enum("message"), "role": checked(enum(*_INPUT_ROLES)), "content": either(STRING, array(_INPUT_TEXT))},
+        ["role", "content"],
+    ),
+    object_of(
+        {"type": enum("message"), "role": enum("assistant"), "content": either(STRING, array(_OUTPUT_TEXT))},
+        ["role", "content"],
+    ),
+    object_of(
+        {"type": enum("function_call"), "call_id": STRING, "name": STRING, "arguments": checked(STRING)},
+        ["type", "call_id", "name", "arguments"],
+    ),
+    object_of(
+        {
+            "type": enum("function_call_output"),
+            "call_id": STRING,
+            "output": either(STRING, array(_INPUT_TEXT)),
+        },
+        ["type", "call_id", "output"],
+    ),
+    object_of({"type": enum("reasoning")}, ["type"]),
+)
+_FORMAT = checked(object_of({"type": enum("text", "json_object", "json_schema"), "name": STRING, "schema": OBJECT}))
+_TOOL = object_of(
+    {
+        "type": enum("function"),
+        "name": {"type": "string", "minLength": 1},
+        "description": nullable(STRING),
+        "parameters": checked(nullable(OBJECT)),
+    },
+    ["type", "name"],
+)
+#: Members of a request beside the fields of a completion.
+MEMBERS = (
+    Member("input", either(STRING, array(either(*_ITEMS))), "Text, or what was said so far.", True),
+    Member("instructions", STRING, "System prompt."),
+    Member("max_output_tokens", integer(-1, INT32_MAX), "Most tokens of the answer."),
+    Member("tools", array(_TOOL), "Functions that the model may call; tools of other types are passed over."),
+    Member("tool_choice", TOOL_CHOICE, "Whether a tool is called, which, or which of them are allowed."),
+    Member("parallel_tool_calls", BOOLEAN, "Whether one answer may have several calls."),
+    Member("reasoning", object_of({"effort": STRING}), "`effort`: how hard to think; `none`: not at all."),
+    Member("text", object_of({"format": _FORMAT}), "Form of the answer."),
+    Member("include", STRINGS, f"`{_INCLUDE_LOGPROBS}`: log-probabilities."),
+    Member("top_logprobs", integer(0, INT32_MAX), "Likely tokens at each place."),
+    Member("metadata", ANY, "Repeated in the answer."),
+    Member("user", ANY, "Repeated in the answer."),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from llamasrv.http.routes import (
     chat,
     completion,
     decision,
+    docs,
     embeddings,
     info,
     lora,
@@ -42,5 +43,6 @@ def api_routes(state: ServerState) -> list[Route]:
     ]
     if state.config.vertex is not None:
         routes += vertex.routes(state, state.config.vertex, routes)
+    routes += docs.routes(state, context, routes)
     taken = {(route.method, route.path) for route in routes}
     return [*routes, *(page for page in ui.routes(state) if (page.method, page.path) not in taken)]
