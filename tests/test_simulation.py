@@ -147,17 +147,6 @@ def prompt_of(request: Request) -> list[int]:
     return [BOS] + [3 + number % (N_VOCAB - 3) for number in prompt_numbers(request)]
 
 
-def ends_inside_character(text: bytes) -> bool:
-    """Whether a lead byte at the end still waits for its continuation bytes."""
-    wanted = {0b110: 2, 0b1110: 3, 0b11110: 4}
-    for length in (1, 2, 3):
-        tail = text[-length:]
-        size = next((size for lead, size in wanted.items() if tail and tail[0] >> (7 - size) == lead), 0)
-        if size > length == len(tail) and all(byte >> 6 == 0b10 for byte in tail[1:]):
-            return True
-    return False
-
-
 def by_hand(spec: FakeSpec, request: Request, adapters: Adapters) -> Outcome | None:
     """What a request gives, by the plainest possible loop over the backend. None: an error, or a matter of shifting."""
     backend = FakeBackend(spec)
@@ -182,12 +171,11 @@ def by_hand(spec: FakeSpec, request: Request, adapters: Adapters) -> Outcome | N
         n_decoded += 1
         text += backend.piece(token, False)
         stop, word = StopType.NONE, ""
-        if not ends_inside_character(text):
-            found = [(text.find(word.encode()), word) for word in STOPS[request.stops] if word.encode() in text]
-            if found:
-                position, word = min(found)
-                text, stop = text[:position], StopType.WORD
-        truncated = n_held + 1 >= backend.n_ctx_seq
+        found = [(text.find(word.encode()), word) for word in STOPS[request.stops] if word.encode() in text]
+        if found:
+            position, word = min(found)
+            text, stop = text[:position], StopType.WORD
+        truncated = stop is StopType.NONE and n_held + 1 >= backend.n_ctx_seq
         if truncated or (stop is StopType.NONE and n_decoded >= request.n_predict):
             stop = StopType.LIMIT
         if backend.is_eog(token):

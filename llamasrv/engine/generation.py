@@ -30,17 +30,19 @@ def accept_token(slot: Slot, token: int, piece: bytes, is_eog: bool, ctx_shift: 
 
     incomplete = text.incomplete
     held = False
-    if not incomplete and params.antiprompt:
+    if params.antiprompt:
+        # looked for inside a character too: this token may be the last
         found = text.find_stop()
         if found is not None:
             text.truncate(found[0])
+            incomplete = False
             slot.stop = StopType.WORD
             slot.stopping_word = params.antiprompt[found[1]]
             slot.has_next_token = False
-        elif not is_eog:
+        elif not (incomplete or is_eog):
             held = text.ends_in_partial_stop()
 
-    if not ctx_shift and slot.prompt.n_tokens + 1 >= slot.n_ctx:
+    if slot.has_next_token and not ctx_shift and slot.prompt.n_tokens + 1 >= slot.n_ctx:
         slot.truncated = True
         slot.stop = StopType.LIMIT
         slot.has_next_token = False

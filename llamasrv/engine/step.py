@@ -385,7 +385,9 @@ class Step:
             prob.piece = shown
             slot.probs.append(prob)
         if params.stream and (counts or shown):
-            self.emit.partial(slot, shown, token, prob)
+            # of a stop string neither text nor probabilities are told
+            is_stop = slot.stop is StopType.WORD and not shown
+            self.emit.partial(slot, shown, token, None if is_stop else prob)
         if not slot.has_next_token:
             self._finish(slot)
         elif active(INFO):
