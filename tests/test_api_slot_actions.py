@@ -18,6 +18,7 @@ from llamasrv.engine.task import SlotAction, TaskType
         *("", ".", "..", "../x", "a/b", "a\\b", "x..y", " a", "a ", "a.", "a\0b", "a\nb", "a\x7f", "a\x85", "x" * 300),
         *("CON", "con", "nul.txt", "COM1", "lpt9.bin", "a:b", "a*", "a?", 'a"', "<a>", "a|b"),
         *("a\u2215b", "a\u2216b", "\uff0e\uff0e", "a\ufffd", "\ufeffa", "a\ud800"),
+        *("a.llamasrv.json", "a.LLAMASRV.json", ".llamasrv.json"),
     ],
 )
 def test_names_that_reach_elsewhere_or_differ_between_systems_are_refused(name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
 from collections.abc import Iterator
@@ -171,6 +172,17 @@ def test_links_are_not_followed(server: ServerProcess, folder: Path) -> None:
     assert act(server, "save", 0, "out.bin").status == 400
     assert act(server, "restore", 0, "out.bin").status == 400
     assert outside.read_bytes() == b"precious"
+
+
+def test_what_is_no_file_is_neither_read_nor_replaced(server: ServerProcess, folder: Path) -> None:
+    os.mkfifo(folder / "pipe")
+    (folder / "folder").mkdir()
+    fill(server, 0, "Once upon")
+    for name in ("pipe", "folder"):
+        assert act(server, "restore", 0, name).status == 400
+        assert act(server, "save", 0, name).status == 400
+    assert (folder / "pipe").is_fifo() and (folder / "folder").is_dir()
+    assert sorted(path.name for path in folder.iterdir()) == ["folder", "pipe"]
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", ".", "..", "", "x" * 300, "a\0b", "a\\b", "CON", 5, None])

@@ -19,18 +19,18 @@ _BAD_CHARACTERS = re.compile('[\x00-\x1f\x7f-\x9f/\\\\:*?"<>|\u2215\u2216\uff0e\
 #: Names that are devices on Windows, with any extension.
 _DEVICES = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 _MAX_BYTES = 255
-#: Beside a slot file stands its record, whose name is longer.
-_RECORD_BYTES = len(".llamasrv.json")
+#: Beside a slot file stands its record, whose name ends so.
+_RECORD = ".llamasrv.json"
 
 
 MEMBERS = (Member("filename", checked(STRING), "File in the folder of --slot-save-path; not for `erase`.", null=False),)
 
 
 def is_valid_filename(name: str) -> bool:
-    """Whether ``name`` is a plain file name on every system: no path, no device, nothing that is stripped."""
+    """Whether ``name`` is a plain file name on every system: no path, no device, no record, nothing stripped."""
     if not name or _BAD_CHARACTERS.search(name) or _DEVICES.fullmatch(name):
         return False
-    if len(name.encode()) > _MAX_BYTES - _RECORD_BYTES:
+    if len(name.encode()) + len(_RECORD) > _MAX_BYTES or name.lower().endswith(_RECORD):
         return False
     return not (name[0] == " " or name[-1] in " ." or ".." in name)
 

@@ -50,8 +50,7 @@ class SlotActions:
         assert task.slot_action is not None
         started = time.monotonic()
         path = Path(task.slot_action.filepath)
-        if path.is_symlink():
-            raise slot_file.SlotFileError("the file is a link")
+        slot_file.check_place(path)
         temporary = slot_file.temporary_beside(path)
         try:
             n_state = self.backend.state_save_file(str(temporary), slot.id, slot_file.pack_tokens(slot.prompt.tokens))

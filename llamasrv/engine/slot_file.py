@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import struct
 import tempfile
 from array import array
@@ -75,6 +76,16 @@ def unpack_tokens(words: list[int]) -> list[int]:
     return words[3 : 3 + count]
 
 
+def check_place(path: Path) -> None:
+    """Raises :class:`SlotFileError` if something stands there that is no regular file (a link, a pipe, a folder)."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode):
+        raise SlotFileError("the file is a link" if stat.S_ISLNK(mode) else "not a regular file")
+
+
 def inspect(path: Path, n_vocab: int, n_ctx: int, identity: Mapping[str, Any]) -> SlotFile:
     """Check a file without loading anything of it.
 
@@ -82,8 +93,7 @@ def inspect(path: Path, n_vocab: int, n_ctx: int, identity: Mapping[str, Any]) -
         SlotFileError: missing, damaged, made by another model or settings, or too long for the slot.
     """
     try:
-        if path.is_symlink():
-            raise SlotFileError("the file is a link")
+        check_place(path)
         data = path.read_bytes()
     except OSError as exc:
         raise SlotFileError(exc.strerror or str(exc)) from exc
