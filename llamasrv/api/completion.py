@@ -15,6 +15,7 @@ from llamasrv.api.jsonio import dumps
 from llamasrv.api.openapi_schema import INTEGER, STRING, Member
 from llamasrv.api.prompt import PROMPT, tokenize_prompts
 from llamasrv.api.protocols import TaskIds
+from llamasrv.api.sizes import check_prompt_sizes
 from llamasrv.engine.log import srv_err
 from llamasrv.engine.task import Task, TaskType
 
@@ -40,6 +41,9 @@ def build_completion_tasks(
     prompts = tokenize_prompts(context.vocab, prompt)
     params = context.schema.parse(data)
     id_slot = read_id_slot(data, context.n_slots)
+    if len(prompts) > 1:
+        # one that is too long must not end a stream of the others in the middle
+        check_prompt_sizes(context.meta, [len(tokens) for tokens in prompts])
     cmpl_id = new_completion_id()
     tasks = []
     for tokens in prompts:

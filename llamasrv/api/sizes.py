@@ -1,4 +1,4 @@
-"""How long prompts of tasks without generation may be."""
+"""How long prompts may be."""
 
 from __future__ import annotations
 
@@ -9,8 +9,19 @@ from llamasrv.engine.meta import ServerMeta
 from llamasrv.engine.result import ErrorType
 
 
+def check_prompt_sizes(meta: ServerMeta, sizes: Sequence[int]) -> None:
+    """Raises ApiError (400) for the first prompt of a completion that does not fit a slot."""
+    for n_tokens in sizes:
+        if n_tokens >= meta.slot_n_ctx:
+            message = (
+                f"request ({n_tokens} tokens) exceeds the available context size ({meta.slot_n_ctx} tokens), "
+                "try increasing it"
+            )
+            raise ApiError(ErrorType.EXCEED_CONTEXT_SIZE, message, n_prompt_tokens=n_tokens, n_ctx=meta.slot_n_ctx)
+
+
 def check_sizes(meta: ServerMeta, sizes: Sequence[int], what: str) -> None:
-    """Raises ApiError (400) for the first of several prompts that is too long. ``what``: name of one of them."""
+    """Raises ApiError (400) for the first of several inputs that are only read. ``what``: name of one of them."""
     for index, n_tokens in enumerate(sizes):
         if meta.can_split_embeddings:
             if n_tokens < meta.slot_n_ctx:
