@@ -284,7 +284,9 @@ def test_a_stop_string_that_comes_first_leaves_nothing(tiny: ServerProcess) -> N
     plain = complete(tiny, **body)
     assert (plain["content"], plain["stop_type"]) == ("", "word")
     assert plain.get("completion_probabilities", []) == []
-    assert joined(streamed(tiny, **body)) == ""
+    events = streamed(tiny, **body)
+    assert joined(events) == ""
+    assert not any(event.get("completion_probabilities") for event in events)
 
 
 @pytest.mark.parametrize("n_predict", [0, 1, 2])
@@ -311,20 +313,33 @@ def test_characters_of_several_tokens_arrive_whole(tiny: ServerProcess) -> None:
     assert not any("\ufffd" in event["content"] for event in events)
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_hot_nonsense_is_still_text(tiny: ServerProcess, seed: int) -> None:
-    body = {
-        "prompt": "Tell me about rain.",
-        "n_predict": 120,
-        "temperature": 5.0,
-        "top_k": 0,
-        "top_p": 1.0,
-        "seed": seed,
-    }
-    plain = complete(tiny, **body, n_probs=5, cache_prompt=False)
-    events = streamed(tiny, **body, n_probs=5, cache_prompt=False)
-    assert joined(events) == plain["content"]
-    assert len(plain["completion_probabilities"]) > 0
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions"])
+def test_hot_nonsense_is_still_text_and_its_bytes_are_told(tiny: ServerProcess, path: str) -> None:
+    def tokens_of(answer: Any) -> list[Any]:
+        if path == "/completion":
+            return answer.get("completion_probabilities") or []
+        return (answer["choices"][0]["logprobs"] or {}).get("content") or []
+
+    def text_of(answer: Any) -> str:
+        text = answer["content"] if path == "/completion" else answer["choices"][0]["text"]
+        assert isinstance(text, str)
+        return text
+
+    texts = []
+    for seed in range(12):
+        hot = {"temperature": 5.0, "top_k": 0, "top_p": 1.0, "seed": seed, "cache_prompt": False}
+        body = {"prompt": "Tell me about rain.", "max_tokens": 120, "logprobs": 5, "return_tokens": True, **hot}
+        response = tiny.post(path, body)
+        assert response.status == 200, response.text
+        raw = b"".join(bytes(token["bytes"]) for token in tokens_of(response.json()))
+        assert raw.decode(errors="replace") == text_of(response.json())
+        with tiny.stream(path, {**body, "stream": True}) as stream:
+            events = list(stream)
+        assert "".join(map(text_of, events)) == text_of(response.json())
+        assert b"".join(bytes(token["bytes"]) for event in events for token in tokens_of(event)) == raw
+        texts.append(text_of(response.json()))
+    # there was something to replace
+    assert any("\ufffd" in text for text in texts)
 
 
 # -- hostile values

@@ -92,7 +92,6 @@ def test_usage_counts_tokens(embed: ServerProcess) -> None:
 
 
 def test_too_long_inputs_are_the_callers_mistake(embed: ServerProcess) -> None:
-    """B44"""
     for path in ("/v1/embeddings", "/embeddings"):
         status, message = error(embed, path, {"input": ["who", "the " * 600]})
         assert status == 400
@@ -229,7 +228,6 @@ def evaluated(server: ServerProcess, **changed: Any) -> str:
 
 
 def test_the_prompt_goes_before_the_gap_next_to_the_prefix(fill: ServerProcess) -> None:
-    """B46"""
     head = "<|test_fim_rep|>myproject\n<|test_fim_sep|>filename\n"
     gap = "<|test_fim_pre|>def f(x):\n    return x<|test_fim_suf|>\n<|test_fim_mid|>"
     assert evaluated(fill) == head + BOS + gap
@@ -290,7 +288,6 @@ def complete(server: ServerProcess, prompt: Any = "Once", **body: Any) -> Any:
 
 
 def test_adapters_that_are_loaded_but_not_applied(tiny_models: dict[str, Path]) -> None:
-    """B03"""
     model = ["-m", tiny_models["tiny-llama"], "-c", 512, "-np", 2]
     with ServerProcess(*model, *EXACT) as server:
         bare = complete(server)["content"]
