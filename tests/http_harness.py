@@ -46,6 +46,8 @@ class ScriptedContext:
         self.tasks: queue.Queue[Task] = queue.Queue()
         self.cancelled: queue.Queue[int] = queue.Queue()
         self.on_task: Callable[[Task], None] = self.tasks.put
+        #: As many tasks as may be open before requests are refused; None: any number.
+        self.limit: int | None = None
         self.params: dict[str, Any] = {}
         self.meta = ServerMeta(
             build_info="b0-test",
@@ -97,7 +99,10 @@ class ScriptedContext:
         self.send(FinalResult(id=task.id, index=task.index, content=text.encode(), params=task.params))
 
     def reader(self) -> ResponseReader:
-        return ResponseReader(self.queue, self.response)
+        return ResponseReader(self.queue, self.response, limit=self.limit)
+
+    def retry_after_s(self) -> int:
+        return 7
 
     def metrics_snapshot(self, reset_bucket: bool = False) -> MetricsResult:
         return MetricsResult(id=-1, metrics=ServerMetrics())

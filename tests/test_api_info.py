@@ -169,20 +169,58 @@ def read_metrics(text: str) -> dict[str, float]:
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
 
+#: Those that llama-server does not have.
+OWN_HISTOGRAMS = (
+    *("request_queue_seconds", "time_to_first_token_seconds", "time_between_tokens_seconds"),
+    *("request_duration_seconds", "request_prompt_tokens", "request_cached_share"),
+)
+
+
 def test_metrics_of_a_fresh_server_are_zero_and_well_formed() -> None:
     text = metrics_text(MetricsResult(id=1)).decode()
-    assert read_metrics(text) == {f"llamacpp:{name}": 0.0 for name in COUNTERS + GAUGES}
-    assert list(text_string_to_metric_families(text))
+    values = read_metrics(text)
+    assert set(values.values()) == {0.0}
+    assert {f"llamacpp:{name}" for name in COUNTERS + GAUGES} <= values.keys()
+    names = {family.name for family in text_string_to_metric_families(text)}
+    assert {f"llamacpp:{name}" for name in OWN_HISTOGRAMS} < names
+
+
+def test_histograms_count_up_to_each_bound_and_all() -> None:
+    metrics = ServerMetrics()
+    for value in (0.001, 0.002, 0.3, 1000.0):
+        metrics.requests.first_token.observe(value)
+    for share in (0.0, 0.5, 1.0):
+        metrics.requests.cached.observe(share)
+    text = metrics_text(MetricsResult(id=1, metrics=metrics)).decode()
+    values = read_metrics(text)
+    name = "llamacpp:time_to_first_token_seconds"
+    assert values[f'{name}_bucket{{le="0.001"}}'] == 1
+    assert values[f'{name}_bucket{{le="0.0025"}}'] == 2
+    assert values[f'{name}_bucket{{le="0.5"}}'] == 3
+    assert values[f'{name}_bucket{{le="300.0"}}'] == 3
+    assert values[f'{name}_bucket{{le="+Inf"}}'] == values[f"{name}_count"] == 4
+    assert values[f"{name}_sum"] == pytest.approx(1000.303)
+    shares = "llamacpp:request_cached_share_bucket"
+    assert [values[f'{shares}{{le="{bound}"}}'] for bound in ("0.0", "0.5", "0.95", "1.0", "+Inf")] == [1, 2, 2, 3, 3]
+    for family in text_string_to_metric_families(text):
+        if family.type == "histogram":
+            buckets = [sample.value for sample in family.samples if sample.name.endswith("_bucket")]
+            assert buckets == sorted(buckets), family.name
 
 
 def test_metrics_have_the_types_and_names_that_dashboards_know() -> None:
     text = metrics_text(MetricsResult(id=1)).decode()
     types = [line for line in text.splitlines() if line.startswith("# TYPE ")]
-    assert types == [f"# TYPE llamacpp:{name} counter" for name in COUNTERS] + [
+    own = [
+        *(f"# TYPE llamacpp:{name} histogram" for name in OWN_HISTOGRAMS),
+        "# TYPE llamacpp:requests_refused_total counter",
+    ]
+    theirs = [f"# TYPE llamacpp:{name} counter" for name in COUNTERS] + [
         f"# TYPE llamacpp:{name} gauge" for name in GAUGES
     ]
+    assert types == theirs + own
     helped = [line.split()[2] for line in text.splitlines() if line.startswith("# HELP ")]
-    assert helped == [f"llamacpp:{name}" for name in COUNTERS + GAUGES]
+    assert helped == [f"llamacpp:{name}" for name in (*COUNTERS, *GAUGES, *OWN_HISTOGRAMS, "requests_refused_total")]
     assert "_created" not in text
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from llamasrv.engine.queue import ServerQueue
 from llamasrv.engine.reader import ResponseReader
-from llamasrv.engine.response import ServerResponse
-from llamasrv.engine.result import ErrorResult, FinalResult, PartialResult, Result
+from llamasrv.engine.response import QueueFullError, ServerResponse
+from llamasrv.engine.result import EmbeddingResult, ErrorResult, ErrorType, FinalResult, PartialResult, Result
 from llamasrv.engine.task import Task, TaskType
 
 #: How long a test waits for what must happen, seconds; never reached when all is well.
@@ -27,8 +27,8 @@ class Server:
         self.queue = ServerQueue()
         self.response = ServerResponse()
 
-    def reader(self, poll_s: float = 0.01) -> ResponseReader:
-        return ResponseReader(self.queue, self.response, poll_s)
+    def reader(self, poll_s: float = 0.01, limit: int | None = None) -> ResponseReader:
+        return ResponseReader(self.queue, self.response, poll_s, limit)
 
     def task(self) -> Task:
         return Task(id=self.queue.get_new_id(), type=TaskType.COMPLETION)
@@ -283,3 +283,122 @@ def test_many_readers_get_their_own_results() -> None:
         thread.join(PATIENCE)
     assert received == {task.id: [f"{task.id}/{n}".encode() for n in range(n_results)] for task in tasks}
     assert server.cancelled() == []
+
+
+def test_a_request_that_takes_too_long_ends_with_an_error_and_is_cancelled() -> None:
+    server = Server()
+    task = server.task()
+    with server.reader(poll_s=PATIENCE) as reader:
+        reader.set_timeout(0.05, time.monotonic())
+        reader.post_task(task)
+        result = reader.next(never)
+        assert isinstance(result, ErrorResult)
+        assert result.type is ErrorType.TIMEOUT
+        assert "0.05 seconds" in result.message
+        assert server.cancelled() == [task.id]
+        assert not reader.has_next()
+
+
+def test_what_came_before_the_limit_of_time_is_handed_out() -> None:
+    server = Server()
+    task = server.task()
+    with server.reader() as reader:
+        reader.set_timeout(PATIENCE, time.monotonic())
+        reader.post_task(task)
+        server.response.send(FinalResult(id=task.id))
+        assert isinstance(reader.next(never), FinalResult)
+
+
+def test_a_ping_is_due_before_the_limit_of_time() -> None:
+    server = Server()
+    with server.reader(poll_s=PATIENCE) as reader:
+        reader.set_timeout(PATIENCE, time.monotonic())
+        reader.post_task(server.task())
+        assert reader.next(never, timeout=0.01) is None
+        assert reader.has_next()
+
+
+def test_a_cancelled_request_wakes_its_reader_at_once() -> None:
+    server = Server()
+    task = server.task()
+    got: list[Result | None] = []
+    with server.reader(poll_s=PATIENCE) as reader:
+        reader.post_task(task)
+        thread = in_thread(lambda: got.append(reader.next(never)))
+        reader.cancel("enough")
+        thread.join(PATIENCE)
+    [result] = got
+    assert isinstance(result, ErrorResult)
+    assert (result.type, result.message) == (ErrorType.INVALID_REQUEST, "enough")
+    assert server.cancelled() == [task.id]
+
+
+def test_a_request_cancelled_before_its_tasks_are_posted_ends_too() -> None:
+    server = Server()
+    with server.reader(poll_s=PATIENCE) as reader:
+        reader.cancel("enough")
+        reader.post_task(server.task())
+        assert isinstance(reader.wait_for_all(never), ErrorResult)
+
+
+def test_a_full_queue_refuses_what_comes_and_keeps_what_is_there() -> None:
+    server = Server()
+    first, second, third = (server.reader(limit=2) for _ in range(3))
+    parent = server.task()
+    parent.add_child(server.queue.get_new_id())
+    first.post_task(parent)
+    with pytest.raises(QueueFullError):
+        second.post_task(server.task())
+    assert server.response.n_refused == 1
+    assert list(server.queue.tasks) == [parent]
+    # the child's place is free again as soon as its result is there, though nobody has read it
+    server.response.send(FinalResult(id=parent.child_tasks[0].id))
+    third.post_task(server.task())
+    assert server.response.n_open == 2
+    for reader in (first, second, third):
+        reader.stop()
+    assert server.response.n_open == 0
+
+
+def test_a_request_larger_than_the_queue_is_taken_as_a_whole_when_there_is_room() -> None:
+    server = Server()
+    with server.reader(limit=2) as reader:
+        reader.post_tasks([server.task() for _ in range(5)])
+        assert server.response.n_open == 5
+        with pytest.raises(QueueFullError):
+            server.reader(limit=2).post_task(server.task())
+    assert server.response.n_open == 0
+
+
+def test_a_reserved_place_is_given_back_by_a_reader_that_never_posts() -> None:
+    server = Server()
+    with server.reader(limit=1) as reader:
+        reader.reserve([server.task()])
+        with pytest.raises(QueueFullError):
+            server.reader(limit=1).reserve([server.task()])
+    server.reader(limit=1).reserve([server.task()])
+
+
+def test_tasks_without_a_slot_never_find_the_queue_full() -> None:
+    server = Server()
+    with server.reader(limit=0) as reader:
+        reader.post_task(Task(id=server.queue.get_new_id(), type=TaskType.METRICS))
+        assert server.response.n_open == 0
+
+
+def test_the_usage_counts_a_shared_prompt_once_and_every_completion() -> None:
+    server = Server()
+    parent = server.task()
+    parent.add_child(server.queue.get_new_id())
+    [child] = parent.child_tasks
+    other = Task(id=server.queue.get_new_id(), type=TaskType.EMBEDDING)
+    with server.reader() as reader:
+        assert reader.usage.n_prompt == 0
+        reader.post_tasks([parent, other])
+        server.response.send(PartialResult(id=child.id, n_decoded=3, n_prompt_tokens=10, n_prompt_tokens_cache=4))
+        server.response.send(FinalResult(id=parent.id, n_decoded=5, n_prompt_tokens=10, n_prompt_tokens_cache=4))
+        server.response.send(EmbeddingResult(id=other.id, n_tokens=7))
+        for _ in range(3):
+            reader.next(never)
+        usage = reader.usage
+        assert (usage.n_prompt, usage.n_cached, usage.n_generated) == (17, 4, 8)

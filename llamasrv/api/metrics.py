@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from llamasrv.engine.histogram import Histogram
 from llamasrv.engine.result import MetricsResult
 
 CONTENT_TYPE = "text/plain; version=0.0.4"
@@ -20,7 +21,7 @@ _TOKENS_MAX = _PREFIX + "n_tokens_max"
 
 
 def metrics_text(result: MetricsResult) -> bytes:
-    """All metrics, names and types as in the original."""
+    """All metrics: those of the original, with its names and types, and after them our own."""
     text = generate_latest(_Snapshot(result))
     return text.replace(f"# TYPE {_TOKENS_MAX} gauge\n".encode(), f"# TYPE {_TOKENS_MAX} counter\n".encode())
 
@@ -83,6 +84,17 @@ class _Snapshot(Collector):
             for position, count in enumerate(metrics.n_accepted_per_pos):
                 family.add_metric([str(position)], count)
             yield family
+        requests = metrics.requests
+        for name, text, histogram in (
+            ("request_queue_seconds", "Time from a request's arrival in the queue to its start", requests.queue),
+            ("time_to_first_token_seconds", "Time from a request's arrival to its first token", requests.first_token),
+            ("time_between_tokens_seconds", "Time between two tokens of a completion", requests.token_gap),
+            ("request_duration_seconds", "Time from a request's arrival to its last result", requests.duration),
+            ("request_prompt_tokens", "Length of a request's prompt in tokens", requests.prompt),
+            ("request_cached_share", "Share of a request's prompt that was reused, 0 to 1", requests.cached),
+        ):
+            yield _histogram(name, text, histogram)
+        yield counter("requests_refused", "Number of requests refused because the queue was full", requests.n_refused)
 
 
 def _counter(name: str, text: str, value: float) -> Metric:
@@ -92,3 +104,12 @@ def _counter(name: str, text: str, value: float) -> Metric:
 
 def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(_PREFIX + name, text, value=value)
+
+
+def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
+    buckets: list[tuple[str, float]] = []
+    total = 0
+    for bound, count in zip([*histogram.bounds, float("inf")], histogram.counts, strict=True):
+        total += count
+        buckets.append(("+Inf" if bound == float("inf") else str(float(bound)), total))
+    return HistogramMetricFamily(_PREFIX + name, text, buckets=buckets, sum_value=histogram.sum)

@@ -16,6 +16,7 @@ VERSION = "3.1.0"
 _ABOUT = """\
 The endpoints of llama-server. Members that a request may leave out may be null as well; unknown members are passed
 over. Values marked `x-content-checked` are looked at beyond their schema, for example whether a grammar can be parsed.
+Every response has the header `X-Request-Id`: what the request had in it, or a new name.
 Every error is JSON of the form `{"error": {"code", "message", "type"}}`."""
 _TAGS = {
     "Completions": "Text that goes on where a prompt ends.",

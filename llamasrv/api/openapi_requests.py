@@ -29,6 +29,7 @@ from llamasrv.api.openapi_schema import (
 )
 from llamasrv.api.responses import request as responses
 from llamasrv.api.schema import FIELDS
+from llamasrv.api.timeout import TIMEOUT
 from llamasrv.engine.task import TaskParams
 
 #: Fields of a completion that mean nothing where a chat is answered, or are given by its template.
@@ -49,11 +50,11 @@ class Facts:
 
 def request_schemas(facts: Facts) -> dict[str, Schema]:
     """Name -> schema of every request, and of what they share."""
-    fields = list(completion_members(facts))
+    fields = [*completion_members(facts), TIMEOUT]
     token = integer(0, None if facts.n_vocab is None else facts.n_vocab - 1)
     one_of = {"anyOf": [{"required": ["input"]}, {"required": ["content"]}]}
     documents = {"anyOf": [{"required": ["documents"]}, {"required": ["texts"]}]}
-    vectors = body(embeddings.MEMBERS)
+    vectors = body((*embeddings.MEMBERS, TIMEOUT))
     if facts.n_embd:
         vectors["properties"]["dimensions"]["maximum"] = facts.n_embd
     for_chats = [member for member in fields if member.name not in _NOT_IN_CHATS]
@@ -65,10 +66,10 @@ def request_schemas(facts: Facts) -> dict[str, Schema]:
         "InfillRequest": body(_merged(infill.MEMBERS, completion.MEMBERS, fields)),
         "ChatRequest": body(_merged(chat_params.MEMBERS, completion.MEMBERS[1:2], for_chats)),
         "ResponsesRequest": body(_merged(responses.MEMBERS, completion.MEMBERS[1:2], for_chats)),
-        "MessagesRequest": body(anthropic.MEMBERS),
+        "MessagesRequest": body((*anthropic.MEMBERS, TIMEOUT)),
         "EmbeddingsRequest": {**vectors, **one_of},
-        "RerankRequest": {**body(rerank.MEMBERS), **documents},
-        "DecisionRequest": body(question.MEMBERS),
+        "RerankRequest": {**body((*rerank.MEMBERS, TIMEOUT)), **documents},
+        "DecisionRequest": body((*question.MEMBERS, TIMEOUT)),
         "TokenizeRequest": body(tokenize.TOKENIZE_MEMBERS),
         "DetokenizeRequest": body(tokenize.DETOKENIZE_MEMBERS),
         "LoraAdaptersRequest": lora.BODY,

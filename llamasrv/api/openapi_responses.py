@@ -19,6 +19,7 @@ from llamasrv.api.openapi_schema import (
     object_of,
     ref,
 )
+from llamasrv.api.requests import STATUSES
 from llamasrv.engine.result import ErrorType, StopType
 
 _TOKEN_IDS = array(INTEGER)
@@ -242,5 +243,27 @@ def response_schemas() -> dict[str, Schema]:
                 completed_at=NUMBER,
             )
         ),
+        "Requests": every(
+            object=enum("list"),
+            data=array(
+                every(
+                    id=STRING,
+                    object=enum("request"),
+                    status=enum(*STATUSES),
+                    method=STRING,
+                    path=STRING,
+                    caller=STRING,
+                    created=INTEGER,
+                    elapsed_ms=NUMBER,
+                    stream=BOOLEAN,
+                    timeout_s=nullable(NUMBER),
+                    id_slots=array(INTEGER),
+                    n_prompt_tokens_processed=INTEGER,
+                    n_prompt_tokens_cache=INTEGER,
+                    n_decoded=INTEGER,
+                )
+            ),
+        ),
+        "CancelledRequest": every(id=STRING, object=enum("request"), cancelled=BOOLEAN),
         "Predictions": every(predictions=array(ANY)),
     }

@@ -68,13 +68,13 @@ def _generating(path: str, tag: str, summary: str, body: str, answer: str, examp
         body,
         other=_STREAM,
         parameters=(_CONVERSATION,),
-        errors=(400, 500, *errors),
+        errors=(400, 408, 500, *errors),
         example=example,
     )
 
 
 def _asking(path: str, tag: str, summary: str, body: str, answer: str, example: Any, *errors: int) -> Operation:
-    return Operation("POST", path, tag, summary, answer, body, errors=(400, 500, *errors), example=example)
+    return Operation("POST", path, tag, summary, answer, body, errors=(400, 408, 500, *errors), example=example)
 
 
 def _also(operation: Operation, *paths: str) -> tuple[Operation, ...]:
@@ -256,6 +256,16 @@ OPERATIONS: tuple[Operation, ...] = (
         ),
         errors=(400, 500, 501),
         example={"filename": "chat.bin"},
+    ),
+    Operation("GET", "/v1/requests", "Server", "The requests under way", "Requests"),
+    Operation(
+        "DELETE",
+        "/v1/requests/<id_request>",
+        "Server",
+        "Ends a request under way",
+        "CancelledRequest",
+        parameters=(Parameter("id_request", "path", STRING, "Its X-Request-Id; all that have it are ended.", True),),
+        errors=(404,),
     ),
     Operation("GET", "/metrics", "Server", "Counters for Prometheus", other=((METRICS_TYPE, STRING),), errors=(501,)),
     *_also(_HEALTH, "/v1/health"),

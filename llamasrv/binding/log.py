@@ -37,3 +37,13 @@ def set_verbosity(threshold: int) -> None:
 def flush() -> None:
     """Wait until everything logged so far was written."""
     lib.lsrv_log_flush()
+
+
+def is_jsonl() -> bool:
+    """Whether every line is a JSON object (--log-jsonl)."""
+    return bool(lib.lsrv_log_is_jsonl())
+
+
+def event(type_: str, data: bytes) -> None:
+    """Write the line ``{"type": type_, "data": data}`` if :func:`is_jsonl`; what is not JSON is written as a string."""
+    lib.lsrv_log_event(type_.encode(), data)

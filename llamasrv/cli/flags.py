@@ -77,6 +77,15 @@ FLAGS: tuple[Flag, ...] = (
         "largest request body accepted, in MiB",
     ),
     Flag(
+        "--queue-max",
+        "N",
+        "queue_max",
+        at_least(-1),
+        -1,
+        "LLAMASRV_QUEUE_MAX",
+        "requests that may wait for a slot before more are refused with status 503, -1 = no bound",
+    ),
+    Flag(
         "--stream-gap",
         "MS",
         "stream_gap_ms",

@@ -26,7 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         params = binding.Params.parse([_program(), *rest], flags.usage())
     except binding.NativeError:
         return 1  # the parser has already said why
-    log.set_sink(binding.log.log, binding.log.verbosity())
+    events = binding.log.event if binding.log.is_jsonl() else None
+    log.set_sink(binding.log.log, binding.log.verbosity(), events)
     try:
         with params:
             return serve(params, own)

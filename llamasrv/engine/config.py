@@ -33,6 +33,8 @@ class EngineConfig:
     share_prefix: bool = True
     #: Milliseconds that a running stream may wait for its next token because of another's prompt; 0: no bound.
     stream_gap_ms: int = 1000
+    #: Tasks that may wait for a slot before more are refused; -1: no bound.
+    queue_max: int = -1
     #: Scales of the adapters given by --lora, by index.
     lora: list[float] = field(default_factory=list)
 

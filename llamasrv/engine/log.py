@@ -21,12 +21,29 @@ def _drop(level: int, text: str) -> None:
 
 _threshold = 0
 _sink: Callable[[int, str], None] = _drop
+_events: Callable[[str, bytes], None] | None = None
 
 
-def set_sink(sink: Callable[[int, str], None], threshold: int) -> None:
-    """Send lines of level <= ``threshold`` (1 error ... 5 debug) to ``sink(level, text)``."""
-    global _sink, _threshold
-    _sink, _threshold = sink, threshold
+def set_sink(
+    sink: Callable[[int, str], None], threshold: int, events: Callable[[str, bytes], None] | None = None
+) -> None:
+    """Send lines of level <= ``threshold`` (1 error ... 5 debug) to ``sink(level, text)``.
+
+    ``events(type, json)``: where structured entries go, if the log has them.
+    """
+    global _sink, _threshold, _events
+    _sink, _threshold, _events = sink, threshold, events
+
+
+def wants_events() -> bool:
+    """Whether the log has structured entries (--log-jsonl)."""
+    return _events is not None
+
+
+def event(type_: str, data: bytes) -> None:
+    """Write ``{"type": type_, "data": data}``; ``data``: a JSON value."""
+    if _events is not None:
+        _events(type_, data)
 
 
 def active(level: int) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from llamasrv.engine.histogram import SECONDS, SHARES, TOKENS, Histogram
+
 
 @dataclass(slots=True)
 class Bucket:
@@ -22,6 +24,44 @@ class Bucket:
     @property
     def per_second(self) -> float:
         return self.steps / self.time_us * 1e6 if self.time_us else 0.0
+
+
+def _times() -> Histogram:
+    return Histogram(SECONDS)
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """How requests fare, each counted once however many completions it asks for; times in seconds.
+
+    All count from the moment at which a request is in the queue, its prompt tokenized.
+    """
+
+    #: Until it has a slot.
+    queue: Histogram = field(default_factory=_times)
+    #: Until its first token is sampled.
+    first_token: Histogram = field(default_factory=_times)
+    #: Between two tokens of the same completion; those accepted from one draft come at once.
+    token_gap: Histogram = field(default_factory=_times)
+    #: Until its last result.
+    duration: Histogram = field(default_factory=_times)
+    #: Length of the prompt, tokens.
+    prompt: Histogram = field(default_factory=lambda: Histogram(TOKENS))
+    #: Share of the prompt that was not computed anew, 0 to 1.
+    cached: Histogram = field(default_factory=lambda: Histogram(SHARES))
+    #: Refused because the queue was full.
+    n_refused: int = 0
+
+    def copy(self) -> RequestMetrics:
+        return RequestMetrics(
+            queue=self.queue.copy(),
+            first_token=self.first_token.copy(),
+            token_gap=self.token_gap.copy(),
+            duration=self.duration.copy(),
+            prompt=self.prompt.copy(),
+            cached=self.cached.copy(),
+            n_refused=self.n_refused,
+        )
 
 
 @dataclass(slots=True)
@@ -42,6 +82,7 @@ class ServerMetrics:
     n_draft_accepted: int = 0
     n_draft_verif_steps: int = 0
     n_accepted_per_pos: list[int] = field(default_factory=list)
+    requests: RequestMetrics = field(default_factory=RequestMetrics)
 
     def add_prompt(self, n_tokens: int, time_us: int) -> None:
         self.prompt.add(n_tokens, n_tokens, time_us)
@@ -78,4 +119,5 @@ class ServerMetrics:
             n_draft_accepted=self.n_draft_accepted,
             n_draft_verif_steps=self.n_draft_verif_steps,
             n_accepted_per_pos=list(self.n_accepted_per_pos),
+            requests=self.requests.copy(),
         )

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from llamasrv.engine.log import que_dbg, que_inf
+from llamasrv.engine.stats import now_us
 from llamasrv.engine.task import NEEDS_SLOT, READ_ONLY, SLOT_ACTIONS, Posting, Task, TaskType
 
 T = TypeVar("T")
@@ -106,6 +107,7 @@ class ServerQueue:
                 if task.type is TaskType.CANCEL:
                     self._remove_pending(task.id_target)
                 if task.arrival < 0:
+                    task.t_posted = now_us()
                     task.arrival = self._arrivals
                     self._arrivals += 1
                 wake_worker |= task.type in READ_ONLY

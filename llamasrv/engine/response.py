@@ -10,14 +10,25 @@ from collections.abc import Iterable
 from llamasrv.engine.result import Result
 
 
+class QueueFullError(Exception):
+    """As many tasks as allowed wait for a slot already."""
+
+
 class Mailbox:
     """Results for one reader, in order of sending, under a condition of its own: no other reader wakes."""
 
-    __slots__ = ("condition", "results")
+    __slots__ = ("condition", "is_interrupted", "results")
 
     def __init__(self) -> None:
         self.condition = threading.Condition(threading.Lock())
         self.results: deque[Result] = deque()
+        self.is_interrupted = False
+
+    def interrupt(self) -> None:
+        """Have :meth:`ServerResponse.recv` return at once from now on. Any thread."""
+        with self.condition:
+            self.is_interrupted = True
+            self.condition.notify()
 
 
 class ServerResponse:
@@ -25,12 +36,36 @@ class ServerResponse:
 
     def __init__(self) -> None:
         self._boxes: dict[int, Mailbox] = {}
+        #: Tasks that hold a slot or wait for one.
+        self._open: set[int] = set()
+        #: Requests refused by :meth:`open`.
+        self.n_refused = 0
         self._lock = threading.Lock()
         self._terminated = False
 
     @property
     def terminated(self) -> bool:
         return self._terminated
+
+    @property
+    def n_open(self) -> int:
+        """Tasks that hold a slot or wait for one."""
+        return len(self._open)
+
+    def is_open(self, id_task: int) -> bool:
+        """Whether this task holds a slot or waits for one."""
+        return id_task in self._open
+
+    def open(self, ids: Iterable[int], limit: int | None) -> None:
+        """Count these tasks among those that want a slot, until their last result is sent or nobody waits for them.
+
+        Raises :class:`QueueFullError` where there are ``limit`` of them already: a request is taken as a whole.
+        """
+        with self._lock:
+            if limit is not None and len(self._open) >= limit:
+                self.n_refused += 1
+                raise QueueFullError
+            self._open.update(ids)
 
     def add_waiting_task_ids(self, ids: Iterable[int]) -> Mailbox:
         """Open one mailbox for all these task ids."""
@@ -45,6 +80,7 @@ class ServerResponse:
         with self._lock:
             for id_task in ids:
                 self._boxes.pop(id_task, None)
+                self._open.discard(id_task)
 
     def is_waiting(self, id_task: int) -> bool:
         """Whether somebody still waits for results of this task."""
@@ -58,20 +94,24 @@ class ServerResponse:
         box = self._boxes.get(result.id)
         if box is None or self._terminated:
             return
+        if result.is_stop:
+            with self._lock:
+                self._open.discard(result.id)
         with box.condition:
             box.results.append(result)
             box.condition.notify()
 
     def recv(self, box: Mailbox, timeout: float) -> Result | None:
-        """The next result of a mailbox, or None after ``timeout`` seconds or when the server terminates.
+        """The next result of a mailbox.
 
-        Results that were sent before termination are still handed out.
+        None after ``timeout`` seconds, when the server terminates or when the mailbox is interrupted. Results that were
+        sent before are still handed out.
         """
         deadline = time.monotonic() + timeout
         with box.condition:
             while not box.results:
                 remaining = deadline - time.monotonic()
-                if self._terminated or remaining <= 0 or not box.condition.wait(remaining):
+                if self._terminated or box.is_interrupted or remaining <= 0 or not box.condition.wait(remaining):
                     break
             return box.results.popleft() if box.results else None
 

@@ -31,6 +31,7 @@ class ErrorType(enum.Enum):
     NOT_FOUND = ("not_found_error", 404)
     PERMISSION = ("permission_error", 403)
     UNAVAILABLE = ("unavailable_error", 503)
+    TIMEOUT = ("timeout_error", 408)
     NOT_SUPPORTED = ("not_supported_error", 501)
     EXCEED_CONTEXT_SIZE = ("exceed_context_size_error", 400)
 

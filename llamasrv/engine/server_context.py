@@ -246,7 +246,9 @@ class ServerContext:
             backend.close()
 
     def reader(self) -> ResponseReader:
-        return ResponseReader(self.queue, self.response)
+        config = self.config
+        limit = config.n_parallel + config.queue_max if config.queue_max >= 0 else None
+        return ResponseReader(self.queue, self.response, limit=limit)
 
     def metrics_snapshot(self, reset_bucket: bool = False) -> MetricsResult:
         """Counters as they are, without asking the main loop. ``reset_bucket``: the rates start anew."""
@@ -256,9 +258,15 @@ class ServerContext:
             n_processing_slots=self.pool.n_processing,
             n_tasks_deferred=self.queue.n_deferred,
         )
+        result.metrics.requests.n_refused = self.response.n_refused
         if reset_bucket:
             self.metrics.reset_bucket()
         return result
+
+    def retry_after_s(self) -> int:
+        """Seconds, 1 to 60, after which a place in the queue can be hoped for."""
+        mean_s = self.metrics.requests.duration.copy().mean
+        return max(1, min(60, round(mean_s * self.response.n_open / max(1, self.config.n_parallel))))
 
     # -- tasks
 
@@ -450,6 +458,8 @@ class ServerContext:
                 slot.state = SlotState.WAIT_OTHER
             if self.pool.cache is not None:
                 self.pool.cache.update()
+        if not task.is_child:
+            self.metrics.requests.queue.observe(max(0, now_us() - task.t_posted) / 1e6)
         slt_inf(slot, "launch_slot", "processing task, is_child = %d", task.is_child)
 
     def release(self, slot: Slot) -> None:

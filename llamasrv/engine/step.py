@@ -309,8 +309,13 @@ class Step:
         """The prompt is computed: answer a task that needs no more. True if tokens are to be generated."""
         task = slot.task
         assert task is not None
+        requests = self.metrics.requests
+        if not task.is_child:
+            requests.prompt.observe(task.n_tokens)
+            requests.cached.observe(slot.stats.n_prompt_cached / max(1, task.n_tokens))
         if not task.need_sampling:
             self.emit.send(read_output(self.backend, slot, self.builder.parts, offset, end))
+            requests.duration.observe((now_us() - task.t_posted) / 1e6)
             self._release(slot)
             return False
         if task.prompt_logprobs >= 0 and task.params.stream:
@@ -366,9 +371,13 @@ class Step:
         stats = slot.stats
         stats.n_gen += 1
         if stats.n_gen == 1:
+            if not task.is_child:
+                self.metrics.requests.first_token.observe((now - task.t_posted) / 1e6)
             stats.t_prompt_last = now
             slot.t_print_last = now
             slot.n_gen_printed = 0
+        else:
+            self.metrics.requests.token_gap.observe((now - stats.t_gen_last) / 1e6)
         stats.t_gen_last = now
 
         backend = self.backend
@@ -414,4 +423,6 @@ class Step:
         if task.params.sampling.n_probs > 0 and slot.stop is StopType.WORD and not task.params.stream:
             n_stop = len(self.backend.tokenize(slot.stopping_word, False, False))
         self.emit.final(slot, n_stop)
+        if not task.is_child:
+            self.metrics.requests.duration.observe((now_us() - task.t_posted) / 1e6)
         self._release(slot)

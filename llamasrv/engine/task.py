@@ -201,8 +201,9 @@ class Task:
     control_cmpl_id: str = ""
     #: Name by which CONTROL tasks and logs refer to the request.
     cmpl_id: str = ""
-    #: Place in the order of arrival, given by the queue.
+    #: Place in the order of arrival, and time of it (microseconds of the monotonic clock), given by the queue.
     arrival: int = -1
+    t_posted: int = 0
     was_deferred: bool = False
     posting: Posting = field(default_factory=Posting)
     #: How many younger tasks started before this one because they named their slot.

@@ -26,6 +26,9 @@ FLUSH_HEADERS = "llamasrv.flush_headers"
 CLIENT_GONE = "waitress.client_disconnected"
 #: Key of the WSGI environment: a callable that takes what is to be called, once, when the client has gone.
 ON_GONE = "llamasrv.on_gone"
+#: Key of the WSGI environment: a list of what is to be called with the status, and whether the client left before the
+#: end, when the response has been handed over or given up.
+AT_END = "llamasrv.at_end"
 
 
 def _header_block(task: Any) -> bytes:
@@ -79,7 +82,22 @@ class HttpTask(WSGITask):
         environ["PATH_INFO"] = self.request.path
         environ[FLUSH_HEADERS] = self._flush_headers
         environ[ON_GONE] = self.channel.on_gone
+        environ.setdefault(AT_END, [])
         return environ
+
+    def execute(self) -> None:
+        status = 500
+        try:
+            super().execute()
+            status = int(self.status[:3])
+        except BaseException:
+            if self.wrote_header:
+                status = int(self.status[:3])
+            raise
+        finally:
+            client_left = self.channel.check_client_disconnected()
+            for call in self.get_environment()[AT_END]:
+                call(status, client_left)
 
     def _flush_headers(self) -> None:
         self.write(b"")

@@ -20,6 +20,7 @@ _TYPES = {
     403: ErrorType.PERMISSION,
     404: ErrorType.NOT_FOUND,
     405: ErrorType.NOT_FOUND,
+    408: ErrorType.TIMEOUT,
     501: ErrorType.NOT_SUPPORTED,
     503: ErrorType.UNAVAILABLE,
 }
@@ -39,6 +40,12 @@ def no_route() -> ApiError:
 
 def bad_key() -> ApiError:
     return ApiError(ErrorType.AUTHENTICATION, "Invalid API Key")
+
+
+def queue_full_response(retry_after_s: int) -> Response:
+    response = error_response(ApiError(ErrorType.UNAVAILABLE, "The queue is full, try again later"))
+    response.headers["Retry-After"] = str(retry_after_s)
+    return response
 
 
 def http_error_json(status: int, message: str) -> bytes:

@@ -45,6 +45,8 @@ def attach(
         reader.post_tasks(list(tasks))
         return stream_response(reader, fmt, client, ping_s)
 
+    # before the conversation's former stream is ended for nothing
+    reader.reserve(list(tasks))
     session = state.streams.create_or_replace(name)
     srv_trc("stream", "conv_id=%s", name)
     try:

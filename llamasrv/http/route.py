@@ -29,9 +29,7 @@ class Route:
 CATCH_ALL = "/<path:name>"
 
 
-def matcher(
-    prefix: str, routes: Sequence[Route], is_wanted: Callable[[Route], bool]
-) -> Callable[[str, str], bool]:
+def matcher(prefix: str, routes: Sequence[Route], is_wanted: Callable[[Route], bool]) -> Callable[[str, str], bool]:
     """A test of a request's method and path: whether the route that answers it is one of the wanted."""
     exact = {(route.method, prefix + route.path): is_wanted(route) for route in routes}
     others = any(route.path == CATCH_ALL and is_wanted(route) for route in routes)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from flask import has_request_context, request
+
 from llamasrv.api.protocols import Server
 from llamasrv.engine.queue import ServerQueue
 from llamasrv.engine.reader import ResponseReader
 from llamasrv.engine.result import MetricsResult
 from llamasrv.http.config import HttpConfig
+from llamasrv.http.requests import RECORD, RequestRecord, RequestTable
 from llamasrv.stream.sessions import StreamSessions
 
 
@@ -20,6 +23,7 @@ class Context(Server, Protocol):
     def queue(self) -> ServerQueue: ...
     def reader(self) -> ResponseReader: ...
     def metrics_snapshot(self, reset_bucket: bool = False) -> MetricsResult: ...
+    def retry_after_s(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -31,3 +35,12 @@ class ServerState:
     is_ready: bool = False
     is_stopping: bool = False
     streams: StreamSessions = field(default_factory=StreamSessions)
+    requests: RequestTable = field(default_factory=RequestTable)
+
+    def reader(self) -> ResponseReader:
+        """A reader for the current request, which ends when that is cancelled or has taken too long."""
+        reader = self.context.reader()
+        record = request.environ.get(RECORD) if has_request_context() else None
+        if isinstance(record, RequestRecord):
+            record.attach(reader)
+        return reader

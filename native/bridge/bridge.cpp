@@ -1060,6 +1060,19 @@ void lsrv_log(int32_t level, const char * text) {
     common_log_add(common_log_main(), native, "%s", text);
 }
 
+int32_t lsrv_log_is_jsonl(void) {
+    return common_log_get_jsonl() ? 1 : 0;
+}
+
+void lsrv_log_event(const char * type, const char * json) {
+    std::shared_lock<std::shared_mutex> lock(log_mutex);
+    try {
+        common_log_add_json(common_log_main(), type, common_json::parse(json));
+    } catch (const std::exception &) {
+        common_log_add_json(common_log_main(), type, common_json(std::string(json)));
+    }
+}
+
 int32_t lsrv_log_verbosity(void) {
     return common_log_get_verbosity_thold();
 }

@@ -46,6 +46,9 @@ LSRV_API int32_t lsrv_build_number(void);
 
 /* level: LOG_LEVEL_* of common/log.h (0 output, 1 error, 2 warn, 3 info, 4 trace, 5 debug); text includes its newline */
 LSRV_API void lsrv_log(int32_t level, const char * text);
+LSRV_API int32_t lsrv_log_is_jsonl(void);
+/* {"type": type, "data": json}; nothing without --log-jsonl */
+LSRV_API void lsrv_log_event(const char * type, const char * json);
 LSRV_API int32_t lsrv_log_verbosity(void); /* the threshold set by -lv / -v */
 LSRV_API void lsrv_log_set_verbosity(int32_t threshold);
 LSRV_API void lsrv_log_flush(void);

@@ -200,6 +200,8 @@ int32_t lsrv_build_number(void);
 void lsrv_log(int32_t level, const char * text);
 int32_t lsrv_log_verbosity(void);
 void lsrv_log_set_verbosity(int32_t threshold);
+int32_t lsrv_log_is_jsonl(void);
+void lsrv_log_event(const char * type, const char * json);
 void lsrv_log_flush(void);
 
 lsrv_params * lsrv_params_new(void);

@@ -201,9 +201,7 @@ def build_environment(plan: UiPlan, node: Node, tree: Path, base: Mapping[str, s
     return environment
 
 
-def _run(
-    command: Sequence[str], folder: Path, environment: Mapping[str, str], log: Path, lock: Lock, what: str
-) -> int:
+def _run(command: Sequence[str], folder: Path, environment: Mapping[str, str], log: Path, lock: Lock, what: str) -> int:
     """Run with all output in the log and a word every half minute; returns the exit code."""
     program = shutil.which(command[0], path=environment["PATH"])
     assert program is not None  # find_node has seen it

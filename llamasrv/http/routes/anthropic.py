@@ -15,8 +15,8 @@ from llamasrv.api.chat_tasks import build_chat_task
 from llamasrv.api.content import MediaError
 from llamasrv.api.context import ApiContext
 from llamasrv.api.errors import ApiError
-from llamasrv.api.jsonio import parse_object
 from llamasrv.engine.result import ErrorType, FinalResult
+from llamasrv.http.body import request_object
 from llamasrv.http.errors import json_response
 from llamasrv.http.resume import attach
 from llamasrv.http.route import Route
@@ -27,7 +27,7 @@ from llamasrv.http.waiting import results_of
 
 def routes(state: ServerState, context: ApiContext) -> list[Route]:
     def read() -> ChatPlan:
-        chat = read_anthropic_request(parse_object(request.get_data()))
+        chat = read_anthropic_request(request_object())
         try:
             return parse_chat(chat, context.chat, context.vocab, context.schema.grammars)
         except MediaError as error:
@@ -37,7 +37,7 @@ def routes(state: ServerState, context: ApiContext) -> list[Route]:
     def create() -> Response:
         plan = read()
         client = Client(request.environ)
-        reader = state.context.reader()
+        reader = state.reader()
         task = build_chat_task(context, plan, reader)
         answer, model, asked = ChatState(plan.answer), context.meta.model_name, plan.data.get("stop")
         words = [asked] if isinstance(asked, str) else asked or []

@@ -17,6 +17,7 @@ from llamasrv.api.openai.chat import chat_json
 from llamasrv.api.openai.chat_stream import ChatStream
 from llamasrv.api.openai.common import Request
 from llamasrv.engine.result import ControlResult, FinalResult
+from llamasrv.http.body import request_object
 from llamasrv.http.errors import json_response
 from llamasrv.http.resume import attach
 from llamasrv.http.route import Route
@@ -30,9 +31,9 @@ def routes(state: ServerState, context: ApiContext) -> list[Route]:
         return parse_chat(data, context.chat, context.vocab, context.schema.grammars)
 
     def chat() -> Response:
-        plan = plan_of(parse_object(request.get_data()))
+        plan = plan_of(request_object())
         client = Client(request.environ)
-        reader = state.context.reader()
+        reader = state.reader()
         task = build_chat_task(context, plan, reader)
         about, states = Request(context, [task]), ChatStates(plan.answer)
         if task.params.stream:
@@ -42,17 +43,17 @@ def routes(state: ServerState, context: ApiContext) -> list[Route]:
 
     def control() -> Response:
         data = parse_object(request.get_data())
-        reader = state.context.reader()
+        reader = state.reader()
         [result] = results_of(reader, [control_task(data, reader)], Client(request.environ).is_gone)
         return json_response(control_json(cast(ControlResult, result)))
 
     def input_tokens() -> Response:
-        plan = plan_of(parse_object(request.get_data()))
+        plan = plan_of(request_object())
         n_tokens = len(context.vocab.tokenize(plan.prompt, True, True))
         return json_response({"input_tokens": n_tokens, "object": "response.input_tokens"})
 
     def apply_template() -> Response:
-        return json_response({"prompt": plan_of(parse_object(request.get_data())).prompt})
+        return json_response({"prompt": plan_of(request_object()).prompt})
 
     chats = ("/chat/completions", "/v1/chat/completions")
     return [

@@ -13,9 +13,9 @@ from llamasrv.api.context import ApiContext
 from llamasrv.api.errors import ApiError
 from llamasrv.api.format_native import completion_response, final_frame, partial_frame
 from llamasrv.api.infill import infill_prompt
-from llamasrv.api.jsonio import parse_object
 from llamasrv.engine.result import FinalResult, PartialResult, Result
 from llamasrv.engine.task import TaskType
+from llamasrv.http.body import request_object
 from llamasrv.http.errors import json_response
 from llamasrv.http.resume import attach
 from llamasrv.http.route import Route
@@ -45,7 +45,7 @@ class NativeStream:
 def routes(state: ServerState, context: ApiContext) -> list[Route]:
     def complete(data: Mapping[str, Any], type_: TaskType) -> Response:
         client = Client(request.environ)
-        reader = state.context.reader()
+        reader = state.reader()
         tasks = build_completion_tasks(context, data, reader, type_)
         params = tasks[0].params
         if params.stream:
@@ -54,10 +54,10 @@ def routes(state: ServerState, context: ApiContext) -> list[Route]:
         return json_response(completion_response(context, cast("list[FinalResult]", results)))
 
     def completion() -> Response:
-        return complete(parse_object(request.get_data()), TaskType.COMPLETION)
+        return complete(request_object(), TaskType.COMPLETION)
 
     def infill() -> Response:
-        data = parse_object(request.get_data())
+        data = request_object()
         return complete({**data, "prompt": infill_prompt(context, data)}, TaskType.INFILL)
 
     return [

@@ -18,7 +18,7 @@ from llamasrv.http.waiting import results_of
 
 def routes(state: ServerState, context: ApiContext) -> list[Route]:
     def get_adapters() -> Response:
-        reader = state.context.reader()
+        reader = state.reader()
         task = Task(id=reader.new_id(), type=TaskType.GET_LORA)
         [result] = results_of(reader, [task], Client(request.environ).is_gone)
         assert isinstance(result, GetLoraResult)
@@ -26,7 +26,7 @@ def routes(state: ServerState, context: ApiContext) -> list[Route]:
 
     def set_adapters() -> Response:
         scales = parse_lora(parse(request.get_data()))
-        reader = state.context.reader()
+        reader = state.reader()
         task = Task(id=reader.new_id(), type=TaskType.SET_LORA, set_lora=scales)
         results_of(reader, [task], Client(request.environ).is_gone)
         return json_response({"success": True})

@@ -19,16 +19,27 @@ from llamasrv.http.route import Route
 from llamasrv.http.sse import Client
 from llamasrv.http.state import ServerState
 
+#: How long a scrape waits for the main loop before it reads the counters as they are, seconds.
+METRICS_WAIT_S = 0.1
+
 
 def routes(state: ServerState, context: ApiContext) -> list[Route]:
     queue = state.context.queue
 
-    def ask(type_: TaskType, should_stop: Callable[[], bool], action: SlotAction | None = None) -> Result | None:
-        """The answer to a task that goes before all others; None when ``should_stop()`` or at the server's end."""
-        with state.context.reader() as reader:
+    def ask(
+        type_: TaskType,
+        should_stop: Callable[[], bool],
+        action: SlotAction | None = None,
+        timeout: float | None = None,
+    ) -> Result | None:
+        """The answer to a task that goes before all others.
+
+        None when ``should_stop()``, after ``timeout`` seconds or at the server's end.
+        """
+        with state.reader() as reader:
             task = Task(id=reader.new_id(), type=type_, metrics_reset_bucket=True, slot_action=action)
             reader.post_task(task, front=True)
-            result = reader.next(should_stop)
+            result = reader.next(should_stop, timeout)
         if isinstance(result, ErrorResult):
             raise ApiError.from_result(result)
         return result
@@ -58,11 +69,10 @@ def routes(state: ServerState, context: ApiContext) -> list[Route]:
         if not state.config.endpoint_metrics:
             message = "This server does not support metrics endpoint. Start it with `--metrics`"
             raise ApiError(ErrorType.NOT_SUPPORTED, message)
-        is_gone = Client(request.environ).is_gone
-        result: Result | None = None
+        result = None
         if not queue.is_sleeping():
             # a task posted just before the engine falls asleep is not answered, and must not wake it
-            result = ask(TaskType.METRICS, lambda: is_gone() or queue.is_sleeping())
+            result = ask(TaskType.METRICS, queue.is_sleeping, timeout=METRICS_WAIT_S)
         if not isinstance(result, MetricsResult):
             result = state.context.metrics_snapshot(reset_bucket=True)
         headers = {START_HEADER: start_time(result)}
@@ -71,5 +81,5 @@ def routes(state: ServerState, context: ApiContext) -> list[Route]:
     return [
         Route("GET", "/slots", slots, needs_model=True),
         Route("POST", "/slots/<id_slot>", slot_action, needs_model=True),
-        Route("GET", "/metrics", metrics),
+        Route("GET", "/metrics", metrics, is_short=True),
     ]

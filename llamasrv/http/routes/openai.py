@@ -8,11 +8,11 @@ from flask import Response, request
 
 from llamasrv.api.completion import build_completion_tasks
 from llamasrv.api.context import ApiContext
-from llamasrv.api.jsonio import parse_object
 from llamasrv.api.openai.common import Request
 from llamasrv.api.openai.completions import CompletionStream, completion_response
 from llamasrv.api.openai.echo import Echo, with_echo
 from llamasrv.engine.result import FinalResult
+from llamasrv.http.body import request_object
 from llamasrv.http.errors import json_response
 from llamasrv.http.resume import attach
 from llamasrv.http.route import Route
@@ -23,9 +23,9 @@ from llamasrv.http.waiting import results_of
 
 def routes(state: ServerState, context: ApiContext) -> list[Route]:
     def completions() -> Response:
-        data, wants_echo = with_echo(parse_object(request.get_data()))
+        data, wants_echo = with_echo(request_object())
         client = Client(request.environ)
-        reader = state.context.reader()
+        reader = state.reader()
         tasks = build_completion_tasks(context, data, reader)
         echo = Echo(context.vocab, data, tasks) if wants_echo else None
         about = Request(context, tasks)

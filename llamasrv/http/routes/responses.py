@@ -10,11 +10,11 @@ from llamasrv.api.chat_params import ChatPlan, parse_chat
 from llamasrv.api.chat_state import ChatState
 from llamasrv.api.chat_tasks import build_chat_task
 from llamasrv.api.context import ApiContext
-from llamasrv.api.jsonio import parse_object
 from llamasrv.api.responses.format import Reply, response_json
 from llamasrv.api.responses.request import ResponsesRequest, read_responses_request
 from llamasrv.api.responses.stream import ResponsesStream
 from llamasrv.engine.result import FinalResult
+from llamasrv.http.body import request_object
 from llamasrv.http.errors import json_response
 from llamasrv.http.resume import attach
 from llamasrv.http.route import Route
@@ -25,13 +25,13 @@ from llamasrv.http.waiting import results_of
 
 def routes(state: ServerState, context: ApiContext) -> list[Route]:
     def read() -> tuple[ResponsesRequest, ChatPlan]:
-        asked = read_responses_request(parse_object(request.get_data()))
+        asked = read_responses_request(request_object())
         return asked, parse_chat(asked.chat, context.chat, context.vocab, context.schema.grammars)
 
     def respond() -> Response:
         asked, plan = read()
         client = Client(request.environ)
-        reader = state.context.reader()
+        reader = state.reader()
         task = build_chat_task(context, plan, reader)
         reply = Reply(context, asked, task.params)
         answer = ChatState(plan.answer)
