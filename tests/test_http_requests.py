@@ -363,6 +363,25 @@ def test_failures_of_all_kinds_are_logged_with_their_status(lines: list[str]) ->
     assert "secret" not in "".join(lines)
 
 
+@pytest.mark.parametrize(
+    ("data", "start"),
+    [
+        (b"POST /echo HTTP/1.1\r\nHost: x\r\nX-Request-Id: me\r\nContent-Length: 5000000\r\n\r\n", "POST /echo 413, "),
+        (b"POST /echo HTTP/1.1\r\nHost: x\r\nX-Request-Id: me\r\nContent-Length: -1\r\n\r\n", "POST /echo 400, "),
+        (b"GARBAGE\r\n\r\n", "- - 400, "),
+    ],
+)
+def test_what_is_no_request_has_a_name_and_a_line_too(lines: list[str], data: bytes, start: str) -> None:
+    with serve(HttpConfig(port=0, max_body_bytes=1000)) as served:
+        answer = read_until(served.raw(data), b"}}").decode()
+        assert wait_for(lambda: bool(of_access(lines)))
+    [line] = of_access(lines)
+    assert line.startswith(start)
+    name = line.partition(", id ")[2].partition(",")[0]
+    assert name == "me" or "GARBAGE" in data.decode()
+    assert f"X-Request-Id: {name}\r\n" in answer
+
+
 def test_a_path_cannot_forge_a_line(served: Harness, lines: list[str]) -> None:
     served.request("GET", "/a%0asrv%20%20access:%20forged")
     assert wait_for(lambda: bool(of_access(lines)))

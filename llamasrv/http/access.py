@@ -10,7 +10,7 @@ from llamasrv.engine.log import DEBUG, INFO, srv_dbg, srv_inf
 from llamasrv.http.requests import RequestRecord
 
 
-def log_access(record: RequestRecord, status: int, client_left: bool, is_quiet: bool) -> None:
+def log_access(record: RequestRecord, status: int, client_left: bool, is_quiet: bool = False) -> None:
     """Write the line, or with --log-jsonl an object of type "access". No text of prompts or answers, no keys.
 
     ``is_quiet``: at the debug level.

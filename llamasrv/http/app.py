@@ -85,7 +85,8 @@ def _record(state: ServerState, is_short: Callable[[str, str], bool]) -> Callabl
         def end(status: int, client_left: bool) -> None:
             state.requests.end(entry)
             is_watching = entry.method == "GET" and (entry.path in watched or is_short(entry.method, entry.path))
-            log_access(entry, status, client_left, is_quiet=is_watching and status < 400)
+            is_quiet = status < 400 and (is_watching or entry.method == "OPTIONS")
+            log_access(entry, status, client_left, is_quiet)
 
         at_end.append(end)
 

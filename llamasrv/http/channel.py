@@ -12,7 +12,9 @@ from waitress.channel import ClientDisconnected, HTTPChannel
 from waitress.task import ErrorTask, WSGITask
 from waitress.utilities import build_http_date
 
+from llamasrv.http.access import log_access
 from llamasrv.http.errors import JSON_TYPE, http_error_json
+from llamasrv.http.requests import ID_HEADER, RequestRecord, request_id
 from llamasrv.http.tls import RECORD_BYTES, TlsSocket
 
 RECV_BYTES = 65536
@@ -122,13 +124,27 @@ class JsonErrorTask(ErrorTask):
 
     def execute(self) -> None:
         error = self.request.error
+        record = self._record()
         body = http_error_json(error.code, error.body)
         self.status = f"{error.code} {error.reason}"
-        self.response_headers.append(("Content-Type", JSON_TYPE))
+        self.response_headers += [("Content-Type", JSON_TYPE), (ID_HEADER, record.id)]
         self.content_length = len(body)
         self.close_on_finish = True
         self.channel.linger = True
         self.write(body)
+        if error.code != 500:  # a failure of the application has its line already
+            log_access(record, error.code, False)
+
+    def _record(self) -> RequestRecord:
+        """What is known of the request; where its first line could not be read, that is little."""
+        request = self.request
+        host, port = self.channel.addr
+        return RequestRecord(
+            id=request_id(request.headers.get("X_REQUEST_ID", "")),
+            method=getattr(request, "command", None) or "-",
+            path=getattr(request, "path", None) or "-",
+            caller=f"{host}:{port}" if port else str(host),
+        )
 
 
 class ApiChannel(HTTPChannel):
