@@ -20,6 +20,7 @@ from simulation import (
     Kinds,
     Outcome,
     Request,
+    SetLora,
     Simulation,
     Steps,
     Submit,
@@ -321,6 +322,23 @@ def test_checkpoints_of_an_earlier_prompt_are_not_used(name: str, cache_prompt: 
     ]
     schedule: list[Action] = [action for request in prompts for action in (Submit(request), Steps(40))]
     play(name, Settings(cache_ram_mib=0, n_ctx_checkpoints=8), schedule)
+
+
+def test_a_checkpoint_is_gone_back_to_where_its_window_ends() -> None:
+    """What is left of the window when the prompt comes back from RAM is the checkpoint's own, not one token more."""
+    under_a = ((0, 1.0),)
+    schedule: list[Action] = [
+        Submit(Request(base=1, cut=41, lora=under_a)),
+        Steps(40),
+        Submit(Request(base=1, cut=39, n_cmpl=2, lora=under_a)),
+        Submit(Request(base=1, cut=41, id_slot=0)),
+        Submit(Request(n_cmpl=4)),
+        SetLora(under_a),
+    ]
+    chosen = Settings(
+        cache_ram_mib=1, cache_idle_slots=False, n_ctx_checkpoints=1, share_prefix=False, n_batch=64, n_ubatch=4
+    )
+    play("window-unified", chosen, schedule)
 
 
 @pytest.mark.parametrize("name", ["unified", "split"])

@@ -102,8 +102,11 @@ class PromptReuse:
         if 0 < n_past <= prompt.n_tokens and (pos_min < 0 or pos_min >= pos_min_needed):
             found = self._usable_checkpoint(prompt.checkpoints, pos_min_needed, pos_next)
             if found is not None and self.backend.state_set(slot.id, found.data, partial=True):
-                pos_next = min(pos_next, max(found.pos_min + 1, found.pos_max))
-                n_past = min(pos_next, found.n_tokens)
+                n_past = min(pos_next, max(found.pos_min + 1, found.pos_max), found.n_tokens)
+                if found.pos_min > max(0, n_past - self.n_swa + 1):
+                    # its window reaches back from its very end only
+                    n_past = min(pos_next, found.n_tokens)
+                pos_next = n_past
                 slt_trc(slot, "restore_checkpoint", "restored checkpoint of %d tokens", found.n_tokens)
             else:
                 if found is not None:
