@@ -397,6 +397,8 @@ class Simulation:
             antiprompt=STOPS[request.stops],
             return_tokens=True,
             sampling=SamplingParams(
+                # without it the real library draws from all tokens, whatever the temperature
+                samplers=("temperature",),
                 temp=request.temp,
                 seed=request.seed,
                 n_probs=request.n_probs,
