@@ -12,7 +12,7 @@ from llamasrv import binding
 from llamasrv.api.chat_settings import ChatSettings, log_chat_settings
 from llamasrv.api.context import check_model
 from llamasrv.cli.signals import SignalWatch
-from llamasrv.cli.startup import adjustments, check_ui_config, is_router
+from llamasrv.cli.startup import adjustments, check, check_ui_config, is_router
 from llamasrv.engine.log import srv_dbg, srv_err, srv_inf, srv_wrn
 from llamasrv.engine.server_context import ServerContext
 from llamasrv.http.app import create_app, short_requests
@@ -48,7 +48,7 @@ def serve(params: binding.Params, own: dict[str, Any]) -> int:
         # whoever ends the server while it starts does not care what broke by that
         if not server.watch.is_stopping:
             code = 1
-            srv_err("llama_server", "%s", str(exc) or repr(exc))
+            srv_err("llama_server", "%s", " ".join(str(exc).splitlines()) or repr(exc))
             srv_dbg("llama_server", "%s", traceback.format_exc())
     server.clean_up(code)
     return code
@@ -79,6 +79,7 @@ class Server:
         # the signals count from here on, so that a download or a load can be ended as well
         self.watch.start()
         self._resolve(params)
+        check(params.to_dict())
         params.set(**adjustments(params.to_dict()))
         binding.backend_init(params)
         params.print_info(devices=True)

@@ -9,6 +9,8 @@ import orjson
 
 from llamasrv.engine.log import srv_inf, srv_trc, srv_wrn
 
+#: What every model file begins with.
+GGUF_MAGIC = b"GGUF"
 #: Slots when nobody says how many.
 AUTO_SLOTS = 4
 #: How the parser marks ``-c 0``, the whole context of the model.
@@ -27,6 +29,39 @@ def check_ui_config(params: Mapping[str, Any]) -> None:
         orjson.loads(params["ui_config_json"] or "{}")
     except orjson.JSONDecodeError as exc:
         raise ValueError(f"failed to parse UI config: {exc}") from None
+
+
+class StartError(ValueError):
+    """The server cannot start with these parameters; the text says why."""
+
+
+def check(params: Mapping[str, Any]) -> None:
+    """Raise :class:`StartError` for what would end in the native side's many lines, in an abort, or unnoticed."""
+    if params["n_ctx"] < 0:
+        raise StartError(f"--ctx-size must not be negative: {params['n_ctx']}")
+    if params["n_batch"] == 0:
+        raise StartError("--batch-size must be at least 1")
+    _check_file("model", params["model"]["path"])
+    for kind, model in (("mmproj", params["mmproj"]), ("draft model", params["speculative"]["draft"]["model"])):
+        # what is fetched has no path yet
+        if not (model["hf_repo"] or model["url"] or model["docker_repo"]):
+            _check_file(kind, model["path"])
+    for adapter in params["lora_adapters"]:
+        _check_file("lora adapter", adapter["path"])
+    for vector in params["control_vectors"]:
+        _check_file("control vector", vector["fname"])
+
+
+def _check_file(kind: str, path: str) -> None:
+    if not path:
+        return
+    try:
+        with open(path, "rb") as file:
+            magic = file.read(len(GGUF_MAGIC))
+    except OSError as exc:
+        raise StartError(f"failed to load {kind} '{path}': {exc.strerror}") from exc
+    if magic != GGUF_MAGIC:
+        raise StartError(f"failed to load {kind} '{path}': it is no GGUF file")
 
 
 def adjustments(params: Mapping[str, Any]) -> dict[str, Any]:

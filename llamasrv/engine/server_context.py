@@ -115,7 +115,8 @@ class ServerContext:
         try:
             return NativeBackend(params, progress)
         except binding.NativeError as exc:
-            raise LoadError(str(exc)) from exc
+            # the native side says it again from layer to layer; the first line is the cause
+            raise LoadError(str(exc).partition("\n")[0]) from exc
 
     @staticmethod
     def _load_chat_templates(model: binding.Model, params: binding.Params) -> binding.ChatTemplates:

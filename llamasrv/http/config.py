@@ -11,6 +11,8 @@ from llamasrv.http.vertex import Vertex
 
 #: Largest request body accepted, bytes.
 MAX_BODY_BYTES = 100 * 1024 * 1024
+#: More slots than that do not raise the number of worker threads that always exist; others come when needed.
+MAX_BASE_WORKERS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class HttpConfig:
         """Worker threads that always exist: what --threads-http says, else enough for all slots and monitoring."""
         if self.n_threads_http > 0:
             return self.n_threads_http
-        return max(self.n_parallel + 4, (os.cpu_count() or 1) - 1)
+        return max(min(self.n_parallel, MAX_BASE_WORKERS) + 4, (os.cpu_count() or 1) - 1)
 
     @property
     def is_tls(self) -> bool:

@@ -210,6 +210,8 @@ class HttpServer:
 
     def wait_until_quiet(self, timeout: float) -> None:
         """Return once all answers are given and sent, or after ``timeout`` seconds."""
+        if self._thread is None:
+            return
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline and not self._is_quiet():
             time.sleep(0.01)
