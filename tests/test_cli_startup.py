@@ -130,8 +130,8 @@ def start(*args: str) -> subprocess.CompletedProcess[str]:
 def test_a_start_that_fails_says_why_in_one_line(
     args: list[str], reason: str, broken: Path, tiny_model_path: Path
 ) -> None:
-    # of two models the last counts
-    done = start("-m", str(tiny_model_path), *(arg.format(broken) for arg in args))
+    model = [] if "-m" in args else ["-m", str(tiny_model_path)]
+    done = start(*model, *(arg.format(broken) for arg in args))
     assert done.returncode == 1
     own = [line.partition(": ")[2] for line in done.stderr.splitlines() if " E srv  llama_server: " in line]
     assert len(own) == 1, done.stderr
