@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import resource
 import socket
 import time
 from collections.abc import Iterator
 
 import pytest
+from flask import Response
 from http_harness import Harness, plain_routes, read_all, read_until, serve
 
 from llamasrv.http import channel
 from llamasrv.http.config import HttpConfig
+from llamasrv.http.route import Route
+from llamasrv.http.state import ServerState
 
 
 @pytest.fixture
@@ -249,3 +253,20 @@ def test_a_client_that_shuts_its_sending_side_still_gets_a_quick_answer(served: 
         sock = served.raw(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
         sock.shutdown(socket.SHUT_WR)
         assert read_all(sock).endswith(b'{"status":"ok"}')
+
+
+def test_large_bodies_need_no_room_on_the_disk() -> None:
+    size = 32 << 20
+
+    def routes(state: ServerState) -> list[Route]:
+        large = Route("GET", "/large", lambda: Response(b"x" * size))
+        return [*plain_routes(state), large]
+
+    with serve(routes=routes) as served:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+            assert served.request("POST", "/echo", b"x" * size)[1] == b'{"size":%d}' % size
+            assert len(served.request("GET", "/large")[1]) == size
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

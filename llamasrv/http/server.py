@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import resource
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -190,6 +191,9 @@ class HttpServer:
             connection_limit=connection_limit(),
             cleanup_interval=1,
             outbuf_high_watermark=HIGH_WATERMARK,
+            # never into temporary files: a full disk would cut connections
+            inbuf_overflow=sys.maxsize,
+            outbuf_overflow=sys.maxsize,
             max_request_body_size=self.config.max_body_bytes,
             clear_untrusted_proxy_headers=False,
             log_socket_errors=active(DEBUG),
