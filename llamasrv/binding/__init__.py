@@ -6,7 +6,7 @@ belongs to was closed) it raises :class:`ClosedError`. The order of closing does
 
 from __future__ import annotations
 
-from llamasrv.binding import context, log, vocab
+from llamasrv.binding import context, heap, log, vocab
 from llamasrv.binding.batch import (
     ORDER_NONE,
     ORDER_OPTION,
@@ -112,6 +112,7 @@ __all__ = [
     "build_number",
     "check_grammar",
     "context",
+    "heap",
     "init",
     "json_schema_to_grammar",
     "log",

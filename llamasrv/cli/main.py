@@ -17,6 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     ``argv``: the arguments without the program's name, by default those of the process.
     """
+    binding.heap.limit()
     try:
         own, rest = flags.split(sys.argv[1:] if argv is None else argv, os.environ)
     except flags.FlagError as exc:
