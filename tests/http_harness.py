@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 from flask import Response, request
 
@@ -22,8 +23,9 @@ from llamasrv.engine.metrics import ServerMetrics
 from llamasrv.engine.queue import ServerQueue
 from llamasrv.engine.reader import ResponseReader
 from llamasrv.engine.response import ServerResponse
-from llamasrv.engine.result import FinalResult, MetricsResult, PartialResult, Result
+from llamasrv.engine.result import FinalResult, MetricsResult, PartialResult, Result, SlotsResult
 from llamasrv.engine.task import Task, TaskType
+from llamasrv.http import waiting
 from llamasrv.http.app import create_app, short_requests
 from llamasrv.http.config import HttpConfig
 from llamasrv.http.errors import error_response, json_response, stopping
@@ -106,6 +108,9 @@ class ScriptedContext:
 
     def metrics_snapshot(self, reset_bucket: bool = False) -> MetricsResult:
         return MetricsResult(id=-1, metrics=ServerMetrics())
+
+    def slots_snapshot(self) -> SlotsResult:
+        return SlotsResult(id=-1, slots=[], n_idle_slots=0)
 
     def terminate(self) -> None:
         self.queue.terminate()
@@ -227,7 +232,9 @@ def serve(
     server.start()
     harness = Harness(context, state, server)
     try:
-        yield harness
+        # what a test answers is what is shown, however busy the machine is
+        with mock.patch.object(waiting, "LOOK_WAIT_S", 30.0):
+            yield harness
     finally:
         harness.stop()
 

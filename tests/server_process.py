@@ -22,6 +22,11 @@ OURS = (sys.executable, "-m", "llamasrv")
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def patched(code: str) -> tuple[str, ...]:
+    """Command of our server in which ``code`` has changed something."""
+    return sys.executable, "-c", f"{code}\nimport sys\nfrom llamasrv.cli.main import main\nsys.exit(main(sys.argv[1:]))"
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,8 @@ from server_process import ServerProcess
 
 #: How long a test waits for what must happen, seconds.
 PATIENCE = 30.0
+#: A call that must come back has so many seconds, on the busiest machine.
+SOON = 60.0
 #: Without flash attention and rounded cells, batches of other sizes give the same greedy text.
 EXACT = ("-fa", "off", "-ctk", "f32", "-ctv", "f32")
 
@@ -19,6 +22,28 @@ def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
+
+
+class Background:
+    """A call on a thread of its own."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call = call
+        self._result: Any = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._result = self._call()
+        except Exception as exc:
+            self._result = exc
+
+    def get(self) -> Any:
+        """What it returned or raised."""
+        self._thread.join(SOON)
+        assert not self._thread.is_alive(), "no answer"
+        return self._result
 
 
 def metric(server: ServerProcess, name: str) -> float:

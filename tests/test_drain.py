@@ -6,27 +6,18 @@ import contextlib
 import http.client
 import signal
 import socket
-import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from server_process import ServerProcess, Stream
-from talk import metric, wait_for, words
+from server_process import ServerProcess, Stream, patched
+from talk import SOON, Background, metric, wait_for, words
 
 #: Far longer than any test may take: who waits for its end fails.
 LONG_DRAIN = ("--drain-seconds", 600)
-#: A server must be gone after so many seconds, on the busiest machine.
-SOON = 60.0
 ENDLESS = {"prompt": "Once", "n_predict": -1, "ignore_eos": True, "stream": True}
 FLAGS = ("-c", 2048, "-np", 1, "-t", 1, "--context-shift", "--metrics")
-
-
-def patched(code: str) -> tuple[str, ...]:
-    """Command of a server in which ``code`` has changed something."""
-    return sys.executable, "-c", f"{code}\nimport sys\nfrom llamasrv.cli.main import main\nsys.exit(main(sys.argv[1:]))"
 
 
 #: A decode takes at least 50 ms until the file that GATE names exists.
@@ -66,31 +57,6 @@ def refuses(server: ServerProcess) -> bool:
     except OSError:
         return True
     return False
-
-
-class Background:
-    """A call on a thread of its own."""
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self._call = call
-        self.result: Any = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.result = self._call()
-        except Exception as exc:
-            self.result = exc
-
-    @property
-    def is_done(self) -> bool:
-        return not self._thread.is_alive()
-
-    def get(self) -> Any:
-        self._thread.join(SOON)
-        assert self.is_done, "no answer"
-        return self.result
 
 
 @contextlib.contextmanager

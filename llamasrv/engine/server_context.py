@@ -264,6 +264,13 @@ class ServerContext:
             self.metrics.reset_bucket()
         return result
 
+    def slots_snapshot(self, id_task: int = -1) -> SlotsResult:
+        """The slots as they are, without asking the main loop: plain reads, which may fall into a step."""
+        speculative = self.step.speculation is not None
+        slots = [slot.snapshot(self.config.slots_debug, speculative) for slot in self.pool.slots]
+        n_idle = sum(not slot.is_processing for slot in slots)
+        return SlotsResult(id=id_task, slots=slots, n_idle_slots=n_idle)
+
     def retry_after_s(self) -> int:
         """Seconds, 1 to 60, after which a place in the queue can be hoped for."""
         mean_s = self.metrics.requests.duration.copy().mean
@@ -284,10 +291,7 @@ class ServerContext:
             result.id = task.id
             self.response.send(result)
         elif task.type is TaskType.SLOT_GET:
-            speculative = self.step.speculation is not None
-            slots = [slot.snapshot(self.config.slots_debug, speculative) for slot in self.pool.slots]
-            n_idle = sum(not slot.is_processing for slot in slots)
-            self.response.send(SlotsResult(id=task.id, slots=slots, n_idle_slots=n_idle))
+            self.response.send(self.slots_snapshot(task.id))
         elif task.type in SLOT_ACTIONS:
             self._slot_action(task)
         elif task.type is TaskType.CONTROL:

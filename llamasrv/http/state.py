@@ -10,7 +10,7 @@ from flask import has_request_context, request
 from llamasrv.api.protocols import Server
 from llamasrv.engine.queue import ServerQueue
 from llamasrv.engine.reader import ResponseReader
-from llamasrv.engine.result import MetricsResult
+from llamasrv.engine.result import MetricsResult, SlotsResult
 from llamasrv.http.config import HttpConfig
 from llamasrv.http.requests import RECORD, RequestRecord, RequestTable
 from llamasrv.stream.sessions import StreamSessions
@@ -23,6 +23,7 @@ class Context(Server, Protocol):
     def queue(self) -> ServerQueue: ...
     def reader(self) -> ResponseReader: ...
     def metrics_snapshot(self, reset_bucket: bool = False) -> MetricsResult: ...
+    def slots_snapshot(self) -> SlotsResult: ...
     def retry_after_s(self) -> int: ...
 
 

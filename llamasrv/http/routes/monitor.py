@@ -12,15 +12,14 @@ from llamasrv.api.jsonio import parse_object
 from llamasrv.api.metrics import CONTENT_TYPE, START_HEADER, metrics_text, start_time
 from llamasrv.api.slot_actions import slot_action_json, slot_task
 from llamasrv.api.slots import slots_json
-from llamasrv.engine.result import ErrorResult, ErrorType, MetricsResult, Result, SlotsResult
+from llamasrv.engine.result import ErrorResult, ErrorType, MetricsResult, Result
 from llamasrv.engine.task import SlotAction, Task, TaskType
+from llamasrv.http import waiting
 from llamasrv.http.errors import json_response, stopping
 from llamasrv.http.route import Route
 from llamasrv.http.sse import Client
 from llamasrv.http.state import ServerState
-
-#: How long a scrape waits for the main loop before it reads the counters as they are, seconds.
-METRICS_WAIT_S = 0.1
+from llamasrv.http.waiting import slots_of
 
 
 def routes(state: ServerState, context: ApiContext) -> list[Route]:
@@ -48,9 +47,7 @@ def routes(state: ServerState, context: ApiContext) -> list[Route]:
         if not state.config.endpoint_slots:
             message = "This server does not support slots endpoint. Start it with `--slots`"
             raise ApiError(ErrorType.NOT_SUPPORTED, message)
-        result = ask(TaskType.SLOT_GET, Client(request.environ).is_gone)
-        if not isinstance(result, SlotsResult):
-            raise stopping()
+        result = slots_of(state, Client(request.environ).is_gone)
         if request.args.get("fail_on_no_slot") and result.n_idle_slots == 0:
             raise ApiError(ErrorType.UNAVAILABLE, "no slot available")
         return json_response(slots_json(context, result))
@@ -72,7 +69,7 @@ def routes(state: ServerState, context: ApiContext) -> list[Route]:
         result = None
         if not queue.is_sleeping():
             # a task posted just before the engine falls asleep is not answered, and must not wake it
-            result = ask(TaskType.METRICS, queue.is_sleeping, timeout=METRICS_WAIT_S)
+            result = ask(TaskType.METRICS, queue.is_sleeping, timeout=waiting.LOOK_WAIT_S)
         if not isinstance(result, MetricsResult):
             result = state.context.metrics_snapshot(reset_bucket=True)
         headers = {START_HEADER: start_time(result)}

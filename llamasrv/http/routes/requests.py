@@ -8,13 +8,13 @@ from flask import Response, request
 
 from llamasrv.api.errors import ApiError
 from llamasrv.api.requests import RequestView, requests_json
-from llamasrv.engine.result import ErrorType, SlotSnapshot, SlotsResult
-from llamasrv.engine.task import Task, TaskType
-from llamasrv.http.errors import json_response, stopping
+from llamasrv.engine.result import ErrorType, SlotSnapshot
+from llamasrv.http.errors import json_response
 from llamasrv.http.requests import RequestRecord
 from llamasrv.http.route import Route
 from llamasrv.http.sse import Client
 from llamasrv.http.state import ServerState
+from llamasrv.http.waiting import slots_of
 
 
 def routes(state: ServerState) -> list[Route]:
@@ -23,16 +23,9 @@ def routes(state: ServerState) -> list[Route]:
     def slots() -> list[SlotSnapshot]:
         if queue.is_sleeping():
             return []  # nobody is served, and nobody shall wake the model to say so
-        with state.reader() as reader:
-            reader.post_task(Task(id=reader.new_id(), type=TaskType.SLOT_GET), front=True)
-            is_gone = Client(request.environ).is_gone
-            # it may have fallen asleep in between
-            result = reader.next(lambda: is_gone() or queue.is_sleeping())
-        if isinstance(result, SlotsResult):
-            return result.slots
-        if queue.is_sleeping():
-            return []
-        raise stopping()
+        is_gone = Client(request.environ).is_gone
+        # it may fall asleep in between
+        return slots_of(state, lambda: is_gone() or queue.is_sleeping()).slots
 
     def list_requests() -> Response:
         # before the slots: who is in a slot is in the list
