@@ -257,7 +257,7 @@ def play(name: str, chosen: Settings, schedule: Sequence[Action], compare: bool 
     context.close()
 
 
-def search(run: Callable[[Sequence[Action]], None], schedule: Sequence[Action]) -> None:
+def search(run: Callable[[Sequence[Action]], None], schedule: Sequence[Action], chosen: Settings) -> None:
     """Run; when that fails, say so with the shortest schedule that fails at the same place."""
     try:
         run(schedule)
@@ -275,7 +275,7 @@ def search(run: Callable[[Sequence[Action]], None], schedule: Sequence[Action]) 
         try:
             run(smallest)
         except Exception as last:
-            raise AssertionError(f"{last}\n{describe(smallest)}") from last
+            raise AssertionError(f"{last}\n{describe(smallest)}\n{chosen}") from last
         raise
 
 
@@ -299,7 +299,7 @@ randomly = settings(
 @randomly
 @given(chosen=SETTINGS, schedule=schedules(Kinds(N_SLOTS)))
 def test_invariants_hold_under_random_schedules(name: str, chosen: Settings, schedule: list[Action]) -> None:
-    search(lambda actions: play(name, chosen, actions), schedule)
+    search(lambda actions: play(name, chosen, actions), schedule, chosen)
 
 
 @randomly
@@ -308,7 +308,7 @@ def test_sequences_that_share_cells_reach_the_end_of_their_context(chosen: Setti
     kinds = Kinds(N_SLOTS, lora=False, files=False, n_predict=(5, 60), several=False, cuts=(40, 60))
     schedule = data.draw(schedules(kinds))
     sharing = replace(chosen, ctx_shift=True, share_prefix=True)
-    search(lambda actions: play("unified-capped", sharing, actions), schedule)
+    search(lambda actions: play("unified-capped", sharing, actions), schedule, chosen)
 
 
 @pytest.mark.parametrize("cache_prompt", [True, False])
@@ -322,6 +322,21 @@ def test_checkpoints_of_an_earlier_prompt_are_not_used(name: str, cache_prompt: 
     ]
     schedule: list[Action] = [action for request in prompts for action in (Submit(request), Steps(40))]
     play(name, Settings(cache_ram_mib=0, n_ctx_checkpoints=8), schedule)
+
+
+def test_children_start_only_when_the_whole_prompt_is_computed() -> None:
+    """Where cells are short a batch is decoded in parts, and a part may end within the parent's prompt."""
+    schedule: list[Action] = [
+        Submit(Request(cut=12, suffix=(7, 6, 1, 5))),
+        Steps(count=5),
+        Submit(Request(base=1, cut=34)),
+        Submit(Request(cut=57, n_cmpl=3)),
+        Submit(Request(cut=28, suffix=(8, 1, 8, 1), id_slot=1)),
+    ]
+    chosen = Settings(
+        cache_ram_mib=-1, cache_idle_slots=False, similarity=0.0, n_ctx_checkpoints=0, n_batch=64, n_ubatch=4
+    )
+    play("unified-small", chosen, schedule)
 
 
 def test_a_checkpoint_is_gone_back_to_where_its_window_ends() -> None:
@@ -346,7 +361,7 @@ def test_a_checkpoint_is_gone_back_to_where_its_window_ends() -> None:
 @given(chosen=SETTINGS, schedule=schedules(Kinds(N_SLOTS)))
 def test_invariants_hold_with_shifted_chunks(name: str, chosen: Settings, schedule: list[Action]) -> None:
     """Chunks behind a gap are reused although computed in another context: the texts are not compared."""
-    search(lambda actions: play(name, chosen, actions, compare=False, n_reuse=4), schedule)
+    search(lambda actions: play(name, chosen, actions, compare=False, n_reuse=4), schedule, chosen)
 
 
 @pytest.mark.parametrize("name", POOLING_SPECS)
@@ -359,7 +374,7 @@ def test_vectors_are_those_of_the_request_alone(name: str, chosen: Settings, dat
         types.append(TaskType.COMPLETION)
     schedule = data.draw(schedules(Kinds(N_SLOTS, types=tuple(types), files=False)))
     fitting = replace(chosen, n_batch=spec.n_batch, n_ubatch=spec.n_ubatch)
-    search(lambda actions: play(name, fitting, actions), schedule)
+    search(lambda actions: play(name, fitting, actions), schedule, chosen)
 
 
 # -- against the real library
@@ -451,7 +466,7 @@ def test_invariants_hold_over_the_real_library(real: Real, cache_ram_mib: int, d
         simulation.check_errors(actions)
         simulation.check_texts(alone, near_tie)
 
-    search(run, schedule)
+    search(run, schedule, Settings(cache_ram_mib=cache_ram_mib))
 
 
 def as_protocol(backend: FakeBackend) -> Backend:

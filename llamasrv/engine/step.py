@@ -167,7 +167,7 @@ class Step:
             self._count(offset, end, started, has_output)
             if self.speculation is not None:
                 self.speculation.process(offset, n_tokens)
-            self._start_children()
+            self._start_children(offset, end)
         return status
 
     def cancelled(self, id_task: int) -> None:
@@ -208,10 +208,13 @@ class Step:
             self.metrics.add_prompt(self._n_prompt_queued, now_us() - self._t_prompt_start)
             self._n_prompt_queued = 0
 
-    def _start_children(self) -> None:
-        """Give the computed prompt of a parent to the slots that wait for it."""
+    def _start_children(self, offset: int, end: int) -> None:
+        """Give the prompt of a parent to the slots that wait for it, once its last token is computed."""
         for slot in self.pool.slots:
             if slot.state is not SlotState.DONE_PROMPT or slot.task is None or not slot.task.is_parent:
+                continue
+            if not offset <= slot.i_batch < end:
+                # the batch was decoded in parts, and the rest of the prompt is in a later one
                 continue
             if slot.task.n_tokens_shared:
                 # these go on by themselves, see PrefixSources.wake()

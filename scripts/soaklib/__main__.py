@@ -27,7 +27,11 @@ def main() -> None:
     parser.add_argument("--server", help="command of another llama-server")
     parser.add_argument("--model", type=Path, help="a .gguf file; the demo model if none is given")
     parser.add_argument(
-        "--without", action="append", default=[], metavar="KIND", choices=[kind.name for kind in KINDS],
+        "--without",
+        action="append",
+        default=[],
+        metavar="KIND",
+        choices=[kind.name for kind in KINDS],
         help=f"leave out a kind of request: {', '.join(kind.name for kind in KINDS)}",
     )
     parser.add_argument("--flags", default="", help="more flags of the server, in one word")
