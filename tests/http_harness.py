@@ -34,6 +34,9 @@ from llamasrv.http.server import HttpServer
 from llamasrv.http.sse import Client, stream_response
 from llamasrv.http.state import ServerState
 
+#: How long a test waits for what must happen, seconds.
+PATIENCE = 60.0
+
 
 class ScriptedContext:
     """The outside of a ServerContext over the real queue and mailboxes.
@@ -86,7 +89,7 @@ class ScriptedContext:
         return True
 
     def next_task(self) -> Task:
-        return self.tasks.get(timeout=10)
+        return self.tasks.get(timeout=PATIENCE)
 
     def send(self, result: Result) -> None:
         self.response.send(result)
@@ -178,7 +181,7 @@ class Harness:
     def __post_init__(self) -> None:
         self.port = self.server.ports[0]
 
-    def connect(self, timeout: float = 10.0) -> http.client.HTTPConnection:
+    def connect(self, timeout: float = PATIENCE) -> http.client.HTTPConnection:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         self.connections.append(connection)
         return connection
@@ -197,7 +200,7 @@ class Harness:
         response = own.getresponse()
         return response, response.read()
 
-    def raw(self, data: bytes, timeout: float = 10.0) -> socket.socket:
+    def raw(self, data: bytes, timeout: float = PATIENCE) -> socket.socket:
         """A connection on which ``data`` was sent."""
         sock = socket.create_connection(("127.0.0.1", self.port), timeout=timeout)
         sock.sendall(data)
@@ -239,7 +242,7 @@ def serve(
         harness.stop()
 
 
-def read_until(sock: socket.socket, mark: bytes, timeout: float = 10.0) -> bytes:
+def read_until(sock: socket.socket, mark: bytes, timeout: float = PATIENCE) -> bytes:
     """Bytes up to and including ``mark``, or to the end of the connection."""
     sock.settimeout(timeout)
     data = b""
@@ -251,7 +254,7 @@ def read_until(sock: socket.socket, mark: bytes, timeout: float = 10.0) -> bytes
     return data
 
 
-def read_all(sock: socket.socket, timeout: float = 10.0) -> bytes:
+def read_all(sock: socket.socket, timeout: float = PATIENCE) -> bytes:
     sock.settimeout(timeout)
     parts = []
     while part := sock.recv(65536):
@@ -259,7 +262,7 @@ def read_all(sock: socket.socket, timeout: float = 10.0) -> bytes:
     return b"".join(parts)
 
 
-def wait_for(condition: Callable[[], bool], timeout: float = 10.0) -> bool:
+def wait_for(condition: Callable[[], bool], timeout: float = PATIENCE) -> bool:
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         if condition():

@@ -160,7 +160,7 @@ class ServerProcess:
             time.sleep(0.02)
         raise ServerError(f"the server was not ready within {self.timeout} s\n{self.log[-4000:]}")
 
-    def stop(self, timeout: float = 20.0) -> int:
+    def stop(self, timeout: float = 60.0) -> int:
         """SIGTERM; returns the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)

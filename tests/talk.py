@@ -10,7 +10,7 @@ from typing import Any
 from server_process import ServerProcess
 
 #: How long a test waits for what must happen, seconds.
-PATIENCE = 30.0
+PATIENCE = 120.0
 #: A call that must come back has so many seconds, on the busiest machine.
 SOON = 60.0
 #: Without flash attention and rounded cells, batches of other sizes give the same greedy text.

@@ -42,7 +42,7 @@ def close(listeners: list[Listener]) -> None:
 
 
 def get_health(sock: socket.socket) -> bytes:
-    sock.settimeout(10)
+    sock.settimeout(60)
     sock.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     return read_all(sock)
 
