@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import pytest
 from fake_backend import BOS, N_VOCAB, FakeBackend, FakeSpec
 
+from llamasrv.engine import response
 from llamasrv.engine.config import EngineConfig
 from llamasrv.engine.reader import ResponseReader
 from llamasrv.engine.result import ErrorResult, FinalResult, MetricsResult, PartialResult, SlotsResult
@@ -277,3 +278,16 @@ def test_the_fake_sees_what_is_wrong() -> None:
     refused(lambda: backend.seq_cp(0, 1, 0, -1))
     backend.seq_rm(1, 0, 1)
     refused(lambda: backend.tokens_of(1))
+
+
+def test_a_stream_that_nobody_reads_gives_its_slot_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(response, "MAX_UNREAD", 3)
+    with running(FakeSpec(n_seq_max=N_SLOTS)) as engine, engine.reader() as reader:
+        reader.post_task(engine.task([BOS, 5, 6], n_predict=40, stream=True))
+        wait_for(lambda: not engine.context.response.is_waiting(reader.ids[0]))
+        wait_for(engine.idle)
+        results = []
+        while reader.has_next():
+            results.append(reader.next(never))
+        assert isinstance(results[-1], ErrorResult)
+        assert len(results) == 4

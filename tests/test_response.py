@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from llamasrv.engine import response as response_module
 from llamasrv.engine.queue import ServerQueue
 from llamasrv.engine.reader import ResponseReader
 from llamasrv.engine.response import QueueFullError, ServerResponse
@@ -402,3 +403,28 @@ def test_the_usage_counts_a_shared_prompt_once_and_every_completion() -> None:
             reader.next(never)
         usage = reader.usage
         assert (usage.n_prompt, usage.n_cached, usage.n_generated) == (17, 4, 8)
+
+
+def test_results_that_nobody_fetches_end_their_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(response_module, "MAX_UNREAD", 3)
+    server = Server()
+    overflown: list[list[int]] = []
+    server.response.on_overflow(overflown.append)
+    first, second, other = server.task(), server.task(), server.task()
+    with server.reader() as reader, server.reader() as bystander:
+        reader.post_tasks([first, second])
+        bystander.post_task(other)
+        for i in range(3):
+            server.response.send(PartialResult(id=first.id, content=b"%d" % i))
+        server.response.send(FinalResult(id=second.id))
+        assert overflown == []
+        for _ in range(5):
+            server.response.send(PartialResult(id=first.id, content=b"lost"))
+        assert overflown == [[first.id, second.id]]
+        assert not server.response.is_waiting(first.id)
+        assert server.response.is_waiting(other.id)
+        got = [reader.next(never) for _ in range(5)]
+        assert [result.content for result in got[:3] if isinstance(result, PartialResult)] == [b"0", b"1", b"2"]
+        assert isinstance(got[3], FinalResult)
+        assert isinstance(got[4], ErrorResult)
+        assert not reader.has_next()

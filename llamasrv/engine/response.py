@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from llamasrv.engine.result import Result
+from llamasrv.engine.result import ErrorResult, Result
+
+#: Partial results that may wait for a reader whose client takes nothing; then its request ends.
+MAX_UNREAD = 16384
 
 
 class QueueFullError(Exception):
@@ -42,6 +45,11 @@ class ServerResponse:
         self.n_refused = 0
         self._lock = threading.Lock()
         self._terminated = False
+        self._on_overflow: Callable[[list[int]], None] = lambda ids: None
+
+    def on_overflow(self, callback: Callable[[list[int]], None]) -> None:
+        """``callback(ids)`` hears of the tasks of a request whose results nobody fetches, on the sending thread."""
+        self._on_overflow = callback
 
     @property
     def terminated(self) -> bool:
@@ -98,8 +106,24 @@ class ServerResponse:
             with self._lock:
                 self._open.discard(result.id)
         with box.condition:
-            box.results.append(result)
-            box.condition.notify()
+            is_full = len(box.results) >= MAX_UNREAD and not result.is_stop
+            if not is_full:
+                box.results.append(result)
+                box.condition.notify()
+        if is_full:
+            self._overflow(box)
+
+    def _overflow(self, box: Mailbox) -> None:
+        with self._lock:
+            ids = sorted(id_task for id_task, owner in self._boxes.items() if owner is box)
+            for id_task in ids:
+                del self._boxes[id_task]
+                self._open.discard(id_task)
+        if not ids:
+            return
+        with box.condition:
+            box.results.append(ErrorResult(id=ids[0], message="The client does not read what it asked for"))
+        self._on_overflow(ids)
 
     def recv(self, box: Mailbox, timeout: float) -> Result | None:
         """The next result of a mailbox.

@@ -175,6 +175,7 @@ class ServerContext:
             self.queue.on_update_slots(self.update_slots)
             self.queue.on_sleeping_state(self._change_sleep)
             self.queue.on_cancel(lambda id_task: self.step.cancelled(id_task))
+            self.response.on_overflow(self._cancel_all)
             self.queue.on_refused(lambda task: self.emit.error(task, SHUTTING_DOWN, ErrorType.UNAVAILABLE))
 
     @staticmethod
@@ -301,6 +302,10 @@ class ServerContext:
         elif task.type is TaskType.SET_LORA:
             self._set_lora(task)
         return True
+
+    def _cancel_all(self, ids: list[int]) -> None:
+        cancels = [Task(id=self.queue.get_new_id(), type=TaskType.CANCEL, id_target=id_task) for id_task in ids]
+        self.queue.post(cancels, front=True)
 
     def _cancel(self, id_target: int) -> None:
         # it may have been set aside between the post of the CANCEL and now
