@@ -13,10 +13,12 @@ from llamasrv.engine.task import Task, TaskParams, TaskType
 from llamasrv.engine.text import GeneratedText
 
 
-def speaking(pieces: Sequence[bytes], stop: Sequence[str] = (), n_predict: int = -1, n_ctx: int = 100) -> Slot:
+def speaking(
+    pieces: Sequence[bytes], stop: Sequence[str] = (), n_predict: int = -1, n_ctx: int = 100, n_indent: int = 0
+) -> Slot:
     """A slot that has been given these pieces; one token stands for each."""
     slot = Slot(0, n_ctx)
-    params = TaskParams(n_predict=n_predict, antiprompt=tuple(stop), stream=True)
+    params = TaskParams(n_predict=n_predict, antiprompt=tuple(stop), n_indent=n_indent, stream=True)
     slot.task = Task(id=1, type=TaskType.COMPLETION, tokens=[1], params=params)
     slot.n_predict_max = n_predict
     slot.text = GeneratedText([word.encode() for word in stop])
@@ -50,3 +52,24 @@ def test_a_stop_string_counts_although_the_context_is_full() -> None:
 def test_an_unfinished_character_is_shown_at_the_end_by_limit() -> None:
     slot = speaking([b"a", b"\xe7"], n_predict=2)
     assert (slot.stop, bytes(slot.text.data)) == (StopType.LIMIT, b"a\xe7")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "text"),
+    [
+        ([b"a", b"\n", b" ma"], b"a\n "),
+        ([b"a\n ma"], b"a\n "),
+        ([b"a\n  b", b"\n", b" ", b" ", b"c", b"\n", b"\t", b"d"], b"a\n  b\n  c\n\t"),
+        ([b"a\n  b\n  c\nd"], b"a\n  b\n  c\n"),
+        ([b"a\n", b"\n"], b"a\n"),
+    ],
+)
+def test_a_line_that_is_indented_too_little_is_never_shown(pieces: list[bytes], text: bytes) -> None:
+    slot = speaking(pieces, n_indent=2)
+    assert (bytes(slot.text.data), slot.stop, slot.has_next_token) == (text, StopType.LIMIT, False)
+
+
+def test_lines_that_are_indented_enough_go_on() -> None:
+    slot = speaking([b"a\n  b\n", b"   c", b"\n ", b" "], n_indent=2)
+    assert slot.has_next_token
+    assert bytes(slot.text.data) == b"a\n  b\n   c\n  "

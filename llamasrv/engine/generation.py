@@ -51,7 +51,7 @@ def accept_token(slot: Slot, token: int, piece: bytes, is_eog: bool, ctx_shift: 
         slot.stop = StopType.LIMIT
         slot.has_next_token = False
 
-    if slot.has_new_line and params.n_indent > 0:
+    if params.n_indent > 0:
         _check_indent(slot, params.n_indent)
 
     if params.t_max_predict_ms > 0 and not (incomplete or held):
@@ -70,18 +70,24 @@ def accept_token(slot: Slot, token: int, piece: bytes, is_eog: bool, ctx_shift: 
 
 
 def _check_indent(slot: Slot, n_indent: int) -> None:
-    """Stop, and drop the last line, when a line after the first begins with fewer than ``n_indent`` blanks."""
+    """Stop where a line after the first begins with fewer than ``n_indent`` blanks, and drop it from there on."""
     data = slot.text.data
-    if slot.last_nl_pos > 0:
-        pos = slot.last_nl_pos
-        while pos < len(data) and data[pos] in _BLANKS:
-            pos += 1
-        if pos < len(data) and pos - slot.last_nl_pos < n_indent:
-            slot.stop = StopType.LIMIT
-            slot.has_next_token = False
-            slot.text.truncate(pos)
-    newline = data.find(b"\n", slot.last_nl_pos)
-    if newline != -1:
+    while True:
+        pos = start = slot.last_nl_pos
+        if start > 0:
+            while pos < len(data) and data[pos] in _BLANKS:
+                pos += 1
+            if pos == len(data):
+                return
+            if pos - start < n_indent:
+                slot.stop = StopType.LIMIT
+                slot.stopping_word = ""
+                slot.has_next_token = False
+                slot.text.truncate(pos)
+                return
+        newline = data.find(b"\n", start)
+        if newline == -1:
+            return
         slot.last_nl_pos = newline + 1
 
 
