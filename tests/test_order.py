@@ -13,6 +13,11 @@ import pytest
 from server_process import ServerProcess
 from talk import all_idle, complete, metric, wait_for
 
+from llamasrv.engine.queue import MAX_PASSED
+
+#: A thread that has the number of its task may be late to post it, and others are served meanwhile.
+LATE = 6
+
 
 @pytest.fixture(scope="module")
 def four(tiny_model_path: Path) -> Iterator[ServerProcess]:
@@ -22,7 +27,7 @@ def four(tiny_model_path: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def single(tiny_model_path: Path) -> Iterator[ServerProcess]:
-    with ServerProcess("-m", tiny_model_path, "-c", 4096, "-np", 1, "-t", 1, "--metrics") as server:
+    with ServerProcess("-m", tiny_model_path, "-c", 4096, "-np", 1, "-t", 1, "--metrics", "--context-shift") as server:
         yield server
 
 
@@ -91,8 +96,9 @@ def test_nobody_is_passed_over_under_steady_load(single: ServerProcess, named: b
             body["id_slot"] = 0
         complete(single, **body)
 
-    # a thread that has its number may be late to post its task
-    assert most_overtaken(single, ask) <= 6
+    # who names a slot may pass each of the two who name none so often
+    allowed = 2 * MAX_PASSED if named else 0
+    assert most_overtaken(single, ask) <= allowed + LATE
 
 
 def test_no_embedding_is_passed_over_under_steady_load(tiny_models: dict[str, Path]) -> None:
@@ -104,25 +110,22 @@ def test_no_embedding_is_passed_over_under_steady_load(tiny_models: dict[str, Pa
             inputs = [f"Client {number}"] * (1 if number % 2 else 3)
             assert server.post("/v1/embeddings", {"input": inputs}).status == 200
 
-        assert most_overtaken(server, ask) <= 6
+        assert most_overtaken(server, ask) <= LATE
 
 
 def test_waiting_requests_start_in_order_of_arrival(single: ServerProcess) -> None:
-    ended: list[int] = []
-
-    def ask(number: int) -> None:
-        complete(single, prompt=f"Number {number}", n_predict=200, ignore_eos=True)
-        ended.append(number)
-
-    body = {"prompt": "Long", "n_predict": 4000, "ignore_eos": True, "stream": True}
-    with single.stream("/completion", body) as busy:
-        next(iter(busy))
-        threads = []
-        for number in range(6):
-            threads.append(threading.Thread(target=ask, args=(number,)))
-            threads[-1].start()
-            wait_for(lambda number=number: metric(single, "requests_deferred") == number + 1)
-        busy.hang_up()
-    for thread in threads:
-        thread.join()
-    assert ended == sorted(ended)
+    n_before = len(started(single))
+    body = {"prompt": "Long", "n_predict": -1, "ignore_eos": True, "stream": True}
+    with ThreadPoolExecutor(6) as pool:
+        with single.stream("/completion", body) as busy:
+            next(iter(busy))
+            answers = []
+            for number in range(6):
+                answers.append(pool.submit(complete, single, prompt=f"Number {number}", n_predict=4))
+                wait_for(lambda number=number: metric(single, "requests_deferred") == number + 1)
+            busy.hang_up()
+        for answer in answers:
+            answer.result()
+    order = started(single)[n_before:]
+    assert len(order) == 7
+    assert order == sorted(order)
