@@ -24,13 +24,15 @@ from .node import Node, find_node
 from .report import BuildError, say
 from .source import Source, fetch
 from .toolchain import last_lines
+from .ui_notices import notices
 from .ui_tree import check_tree, files_of
 
 SOURCE_FOLDER = "tools/ui"
 TABLE = "table.json"
 NOTICES = "NOTICES.txt"
+MODULES = "llamasrv-modules.txt"
 #: Raise it when the same source is to be built or packed in another way.
-RECIPE = 1
+RECIPE = 2
 HEAP_MIB = 3072
 NEEDED_GIB = 4
 KEPT_VERSIONS = 3
@@ -49,6 +51,24 @@ config.kit.version = { name: process.env.LLAMA_UI_VERSION };
 
 export default config;
 """
+
+# tells which modules the bundle is made of
+VITE_CONFIG = """\
+import original from './vite.config.original';
+import { appendFileSync } from 'node:fs';
+
+export default async (env) => {
+	const config = await original(env);
+	config.plugins.push({
+		generateBundle() {
+			appendFileSync('llamasrv-modules.txt', [...this.getModuleIds(), ''].join('\\n'));
+		},
+		name: 'llamasrv:modules'
+	});
+	return config;
+};
+"""
+WRAPPED = {"svelte.config.js": SVELTE_CONFIG, "vite.config.ts": VITE_CONFIG}
 
 WITHOUT = "LLAMASRV_NO_UI=1 in the environment builds llamasrv without the web UI."
 NO_UI_SOURCE = "{path} holds no web UI of the kind that is known here: {what} is missing. " + WITHOUT
@@ -108,13 +128,13 @@ def plan_ui(source: Source) -> UiPlan:
     """Decide what is to be built. Fetches the source if need be."""
     fetch(source)
     folder = source.path / SOURCE_FOLDER
-    for name in ("package.json", "package-lock.json", "svelte.config.js"):
+    for name in ("package.json", "package-lock.json", *WRAPPED):
         if not (folder / name).is_file():
             raise BuildError(NO_UI_SOURCE.format(path=folder, what=name))
     # a checkout may change at any time
     content = list(_source_files(folder)) if source.changes else []
     names = [str(path.relative_to(folder)) for path in content]
-    key = digest([source.identity, RECIPE, SVELTE_CONFIG, names, *content])
+    key = digest([source.identity, RECIPE, WRAPPED, names, *content])
     return UiPlan(folder, source.label, source.build_number or 0, key)
 
 
@@ -143,6 +163,7 @@ def build_ui(plan: UiPlan) -> Path:
         tree = _build(plan, find_node(), lock)
         with scratch(plan.folder.parent) as work:
             pack(tree, work / "ui")
+            (work / "ui" / NOTICES).write_text(_notices(plan), encoding="utf-8")
             os.replace(work / "ui", plan.folder)
         shutil.rmtree(plan.work, ignore_errors=True)
         keep_newest((path for path in plan.folder.parent.glob("[!.]*-*") if path.is_dir()), KEPT_VERSIONS)
@@ -168,6 +189,7 @@ def _build(plan: UiPlan, node: Node, lock: Lock) -> Path:
             raise BuildError(_failure(NPM_FAILED, plan, node, code))
         write_atomically(fetched, node.version)
     shutil.rmtree(tree, ignore_errors=True)
+    (work / MODULES).unlink(missing_ok=True)
     if (free := _free_gib()) is not None and free < NEEDED_GIB:
         say(f"building the web UI takes about {NEEDED_GIB} GiB of memory, of which {free:.1f} are free")
     say(f"building the web UI {plan.label} with Node.js {node.version} (minutes on a few cores)")
@@ -180,10 +202,18 @@ def _build(plan: UiPlan, node: Node, lock: Lock) -> Path:
     return tree
 
 
+def _notices(plan: UiPlan) -> str:
+    own = plan.source.parent.parent / "LICENSE"
+    modules = (plan.work / MODULES).read_text(encoding="utf-8").splitlines()
+    return notices(own.read_text(encoding="utf-8"), plan.work, modules)
+
+
 def _copy_source(source: Path, work: Path) -> None:
     shutil.copytree(source, work, ignore=lambda folder, names: NOT_COPIED if folder == str(source) else ())
-    (work / "svelte.config.js").rename(work / "svelte.config.original.js")
-    (work / "svelte.config.js").write_text(SVELTE_CONFIG, encoding="utf-8")
+    for name, text in WRAPPED.items():
+        stem, suffix = os.path.splitext(name)
+        (work / name).rename(work / f"{stem}.original{suffix}")
+        (work / name).write_text(text, encoding="utf-8")
 
 
 def build_environment(plan: UiPlan, node: Node, tree: Path, base: Mapping[str, str] = os.environ) -> dict[str, str]:
