@@ -111,6 +111,7 @@ class ServerProcess:
         self.flags = [str(flag) for flag in flags]
         self.command = list(command)
         self.timeout = timeout
+        self.health_path = "/health"
         self.port = 0
         # settings of the caller's shell must not leak into the server under test
         self.env = {
@@ -153,7 +154,7 @@ class ServerProcess:
             if self.process.poll() is not None:
                 raise ServerError(f"the server ended with code {self.process.returncode}\n{self.log[-4000:]}")
             try:
-                if self.get("/health", timeout=2.0).status == 200:
+                if self.get(self.health_path, timeout=2.0).status == 200:
                     return
             except (OSError, http.client.HTTPException):
                 pass

@@ -70,6 +70,16 @@ CHATS: dict[str, dict[str, Any]] = {
     "counts": {"stream_options": {"include_usage": True}},
     "verbose": {"verbose": True, "max_tokens": 3},
     "unparsed": {"reasoning_format": "none"},
+    "what the web page sends": {
+        "tools": CLOCKS,
+        "sse_ping_interval": 1,
+        "timings_per_token": True,
+        "reasoning_format": "auto",
+        "reasoning_control": True,
+        "backend_sampling": False,
+        "typ_p": 0.5,
+        "samplers": ["top_k", "typ_p", "top_p", "min_p", "temperature"],
+    },
     "thinking": {"chat_template_kwargs": {"enable_thinking": False}},
 }
 
