@@ -11,7 +11,6 @@ import enum
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import orjson
@@ -22,6 +21,7 @@ from llamasrv.binding.native import (
     INT32_MAX,
     NULL,
     Handle,
+    NativeObject,
     c_text,
     check,
     error_text,
@@ -137,7 +137,7 @@ class ChatDelta:
     arguments: str = ""
 
 
-class ChatTemplates:
+class ChatTemplates(NativeObject):
     """The chat template of a model, or one that replaces it.
 
     ``source``: its text; ``source_tool_use``: that of the variant for tools, may be empty; ``was_explicit``: whether
@@ -147,7 +147,6 @@ class ChatTemplates:
     """
 
     __slots__ = (
-        "_handle",
         "asr_prompt",
         "caps",
         "example",
@@ -244,17 +243,8 @@ class ChatTemplates:
         check(status, err, "applying the chat template")
         return ChatSession(Handle("chat session", out[0], lib.lsrv_chat_session_free))
 
-    def close(self) -> None:
-        self._handle.close()
 
-    def __enter__(self) -> ChatTemplates:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
-
-class ChatSession:
+class ChatSession(NativeObject):
     """A rendered request and the answer to it as it grows. Made by :meth:`ChatTemplates.apply`; one thread at a time.
 
     ``prompt``: text to complete; ``generation_prompt``: the end of it that already belongs to the answer; ``format``:
@@ -266,7 +256,6 @@ class ChatSession:
 
     __slots__ = (
         "_decoder",
-        "_handle",
         "additional_stops",
         "format",
         "generation_prompt",
@@ -366,15 +355,6 @@ class ChatSession:
         twin._decoder = _new_decoder()
         twin._decoder.setstate(self._decoder.getstate())
         return twin
-
-    def close(self) -> None:
-        self._handle.close()
-
-    def __enter__(self) -> ChatSession:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
 
 def _new_decoder() -> codecs.IncrementalDecoder:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 from llamasrv.binding.context import Context
 from llamasrv.binding.errors import NativeError
 from llamasrv.binding.native import (
     NULL,
+    Closing,
     Handle,
     c_text,
     check,
@@ -99,7 +99,7 @@ class SampleArrays:
             self.probs = ffi.new("float[]", n)
 
 
-class Model:
+class Model(Closing):
     """Model and context of one set of parameters. The plain attributes stay readable after :meth:`close`.
 
     ``n_ctx_train``: context it was trained with; ``n_embd``, ``n_embd_inp``, ``n_embd_out``: widths of the hidden
@@ -234,12 +234,6 @@ class Model:
     def close(self) -> None:
         """Free samplers, context and model; waits for calls under way on other threads."""
         self._engine.close()
-
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
 
 def _read(fill: Callable[..., int]) -> str:

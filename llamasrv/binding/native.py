@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable
 from importlib import import_module
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from llamasrv.binding.errors import ClosedError, NativeError
 
@@ -20,6 +20,8 @@ from llamasrv.binding.errors import ClosedError, NativeError
 _llama: Any = import_module("llamasrv._native._llama")
 ffi: Any = _llama.ffi
 lib: Any = _llama.lib
+
+T = TypeVar("T")
 
 INT32_MIN = -(2**31)
 INT32_MAX = 2**31 - 1
@@ -105,6 +107,33 @@ class Handle:
         # half-built when the constructor raised
         if hasattr(self, "_idle"):
             self.close()
+
+
+class Closing:
+    """What is closed at the end of a ``with`` block, or by the garbage collector."""
+
+    __slots__ = ()
+
+    def close(self) -> None:
+        """Free what it stands for; a second close does nothing."""
+        raise NotImplementedError
+
+    def __enter__(self: T) -> T:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+class NativeObject(Closing):
+    """One native object and the calls on it."""
+
+    __slots__ = ("_handle",)
+
+    _handle: Handle
+
+    def close(self) -> None:
+        self._handle.close()
 
 
 def int_arg(name: str, value: int, lo: int = INT32_MIN, hi: int = INT32_MAX) -> int:

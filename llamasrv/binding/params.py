@@ -6,10 +6,20 @@ import json
 import sys
 import threading
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
-from llamasrv.binding.native import Handle, c_path, c_text, check, ffi, lib, new_text_pointer, take_text, text_of
+from llamasrv.binding.native import (
+    Handle,
+    NativeObject,
+    c_path,
+    c_text,
+    check,
+    ffi,
+    lib,
+    new_text_pointer,
+    take_text,
+    text_of,
+)
 
 _init_lock = threading.Lock()
 _initialized = False
@@ -43,10 +53,10 @@ def build_number() -> int:
     return int(lib.lsrv_build_number())
 
 
-class Params:
+class Params(NativeObject):
     """Parameters of llama-server as its own parser read them. One thread at a time."""
 
-    __slots__ = ("_handle",)
+    __slots__ = ()
 
     def __init__(self) -> None:
         """The defaults, as if the command line were empty (environment variables are not read)."""
@@ -113,12 +123,3 @@ class Params:
         """Log build, system and, if wanted, devices."""
         with self._handle as pointer:
             lib.lsrv_params_print_info(pointer, devices)
-
-    def close(self) -> None:
-        self._handle.close()
-
-    def __enter__(self) -> Params:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()

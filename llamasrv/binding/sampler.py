@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from llamasrv.binding.errors import ClosedError, NativeError
@@ -13,6 +12,7 @@ from llamasrv.binding.model import Model
 from llamasrv.binding.native import (
     INT32_MAX,
     Handle,
+    NativeObject,
     check,
     error_text,
     ffi,
@@ -25,10 +25,10 @@ from llamasrv.binding.native import (
 from llamasrv.binding.params import Params
 
 
-class Sampler:
+class Sampler(NativeObject):
     """A sampler of one model; closed with it. One thread at a time, made on any thread."""
 
-    __slots__ = ("_handle", "_pointer", "backend_sampling", "seed")
+    __slots__ = ("_pointer", "backend_sampling", "seed")
 
     def __init__(self, model: Model, params: Params, settings: Mapping[str, Any]) -> None:
         """The sampling part of ``params`` overlaid by ``settings``: field names as in ``params.to_dict()["sampling"]``,
@@ -95,15 +95,6 @@ class Sampler:
         with self._handle as pointer:
             check(lib.lsrv_sampler_describe(pointer, out, err), err, "describing the sampler")
         return take_text(out)
-
-    def close(self) -> None:
-        self._handle.close()
-
-    def __enter__(self) -> Sampler:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
 
 def sample_many(model: Model, samplers: Sequence[Sampler], indices: Sequence[int]) -> list[int | NativeError]:

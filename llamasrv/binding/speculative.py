@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 from llamasrv.binding import log
@@ -22,6 +21,7 @@ from llamasrv.binding.native import (
     NULL,
     UINT64_MAX,
     Handle,
+    NativeObject,
     check,
     ffi,
     int_arg,
@@ -107,14 +107,14 @@ class _DraftArrays:
             self.items[i].draft = self.tokens + i * n_max
 
 
-class Speculative:
+class Speculative(NativeObject):
     """The drafters of one model. One thread at a time, the one that decodes.
 
     ``types``: their names; ``n_max``: tokens of the longest draft; ``context``: of the draft model or of the model's
     own prediction heads, None for n-grams; ``synth_probs``: chances of acceptance under ``--spec-synth-*``, else empty.
     """
 
-    __slots__ = ("_arrays", "_handle", "_n_prompt", "_n_vocab", "context", "n_max", "n_seq", "synth_probs", "types")
+    __slots__ = ("_arrays", "_n_prompt", "_n_vocab", "context", "n_max", "n_seq", "synth_probs", "types")
 
     def __init__(self, handle: Handle, model: Model, params: dict[str, Any]) -> None:
         self._handle = handle
@@ -350,13 +350,3 @@ class Speculative:
         """Log calls, drafts, acceptance and times of each drafter (trace level)."""
         with self._handle as spec:
             lib.lsrv_spec_print_stats(spec)
-
-    def close(self) -> None:
-        """Free drafters, draft context and draft model."""
-        self._handle.close()
-
-    def __enter__(self) -> Speculative:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()

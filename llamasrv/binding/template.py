@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
-from llamasrv.binding.native import Handle, c_text, check, ffi, lib, new_text_pointer, take_text
+from llamasrv.binding.native import Handle, NativeObject, c_text, check, ffi, lib, new_text_pointer, take_text
 
 
-class Template:
+class Template(NativeObject):
     """A parsed template. Thread-safe."""
 
-    __slots__ = ("_handle",)
+    __slots__ = ()
 
     def __init__(self, source: str) -> None:
         """Raises NativeError when the template does not parse."""
@@ -31,12 +30,3 @@ class Template:
         with self._handle as pointer:
             check(lib.lsrv_template_render(pointer, text, out, err), err, "rendering the template")
         return take_text(out)
-
-    def close(self) -> None:
-        self._handle.close()
-
-    def __enter__(self) -> Template:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+from llamasrv.engine.prompt import Prompt
 
 #: More than any sequence is long.
 ENDLESS = 1 << 62
@@ -36,6 +39,21 @@ class Adapters:
         """After the cells of the tokens [first, last) are gone and what follows has moved down."""
         gone = max(0, min(last, self.start) - first)
         return Adapters(self.scales, self.start - gone) if gone else self
+
+
+class Computed(Protocol):
+    """What holds cells or their copy: a slot, an entry of the RAM cache."""
+
+    @property
+    def prompt(self) -> Prompt: ...
+    @property
+    def adapters(self) -> Adapters: ...
+
+
+def n_computed(held: Computed, tokens: Sequence[int], adapters: Adapters) -> int:
+    """How many of ``tokens``, from the first on, ``held`` has just as ``adapters`` would compute them."""
+    n_alike = held.adapters.n_alike(adapters)
+    return min(held.prompt.prefix(tokens), n_alike) if n_alike else 0
 
 
 def resolve(scales: Sequence[float], invocations: Sequence[Sequence[int]], tokens: Sequence[int]) -> Adapters:

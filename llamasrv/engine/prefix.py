@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from llamasrv.engine.adapters import n_computed
 from llamasrv.engine.backend import Backend, SeqRm
 from llamasrv.engine.config import EngineConfig
 from llamasrv.engine.log import slt_inf, slt_trc, slt_wrn
@@ -47,7 +48,7 @@ class PrefixSources:
         if self.can_share:
             for other in self.pool.slots:
                 if other is not slot:
-                    n = min(other.prompt.prefix(tokens), other.adapters.n_alike(slot.adapters))
+                    n = n_computed(other, tokens, slot.adapters)
                     if n >= n_own + MIN_GAIN and n > n_best:
                         n_best, donor = n, other
         entry = self._cached(slot, tokens, n_best)
@@ -86,7 +87,7 @@ class PrefixSources:
         entry = cache.longest(tokens, slot.adapters, n_best)
         if entry is None:
             return None
-        return min(entry.prompt.prefix(tokens), entry.adapters.n_alike(slot.adapters))
+        return n_computed(entry, tokens, slot.adapters)
 
     def _load_cached(self, slot: Slot, tokens: list[int], n_best: int) -> None:
         cache = self.pool.cache
@@ -121,7 +122,7 @@ class PrefixSources:
         assert wait is not None
         assert task is not None
         donor = wait.slot
-        n_ready = min(donor.prompt.prefix(task.tokens), donor.adapters.n_alike(slot.adapters))
+        n_ready = n_computed(donor, task.tokens, slot.adapters)
         # a part of it can be taken from some memories only
         if n_ready >= wait.n_tokens and (self.can_share or n_ready == donor.prompt.n_tokens):
             slot.wait = None

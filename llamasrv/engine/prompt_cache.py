@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from llamasrv.engine.adapters import Adapters
+from llamasrv.engine.adapters import Adapters, n_computed
 from llamasrv.engine.log import srv_err, srv_trc, srv_wrn
 from llamasrv.engine.prompt import Prompt
 
@@ -100,10 +100,7 @@ class PromptCache:
         """
         found: CachedPrompt | None = None
         for state in self.states:
-            n_alike = state.adapters.n_alike(adapters)
-            if n_alike == 0:
-                continue
-            shared = min(state.prompt.prefix(tokens), n_alike)
+            shared = n_computed(state, tokens, adapters)
             shorter = found is not None and state.prompt.n_tokens < found.prompt.n_tokens
             if shared > n_shared or (shared == n_shared and shorter):
                 n_shared, found = shared, state

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llamasrv.engine.adapters import Adapters
+from llamasrv.engine.adapters import Adapters, n_computed
 from llamasrv.engine.backend import Backend
 from llamasrv.engine.config import EngineConfig
 from llamasrv.engine.log import slt_dbg, slt_inf, slt_trc, slt_wrn, srv_trc, srv_wrn
@@ -65,10 +65,7 @@ class SlotPool:
         if threshold != 0.0 and task.tokens:
             best = 0.0
             for slot in candidates:
-                n_alike = slot.adapters.n_alike(adapters)
-                if not slot.prompt.tokens or n_alike == 0:
-                    continue
-                similarity = min(slot.prompt.prefix(task.tokens), n_alike) / task.n_tokens
+                similarity = n_computed(slot, task.tokens, adapters) / task.n_tokens
                 if similarity > best and similarity > threshold:
                     best, chosen = similarity, slot
             if chosen is not None:
