@@ -196,6 +196,20 @@ def test_with_a_shift_generation_goes_on(tiny_model_path: Path, values: dict[str
         assert complete(server, prompt="and on", n_predict=4)["tokens_predicted"] == 4
 
 
+@pytest.mark.parametrize(
+    "flags", [("-c", 512, "-no-kvu"), ("-c", 1024, "-kvu", "--kv-unified-per-slot", 256)], ids=["split", "unified"]
+)
+def test_each_of_several_completions_is_shifted_by_itself(tiny_model_path: Path, flags: tuple[Any, ...]) -> None:
+    prompt = words(20, seed=11)
+    body = {"prompt": prompt, "n_predict": 400, "ignore_eos": True, "n_keep": 4, "temperature": 0.8, "seed": 3}
+    with ServerProcess("-m", tiny_model_path, "-np", 2, "-t", 1, "--context-shift", *flags, *EXACT) as server:
+        answers = complete(server, n_cmpl=2, **body)
+        assert [(answer["truncated"], answer["tokens_predicted"]) for answer in answers] == [(True, 400)] * 2
+        for number, answer in enumerate(answers):
+            alone = complete(server, cache_prompt=False, **{**body, "seed": 3 + number})
+            assert alone["content"] == answer["content"]
+
+
 def test_shared_cells_are_not_shifted(tiny_model_path: Path, alone: ServerProcess) -> None:
     """One of two who share a prefix outgrows the context; the other's text must not change."""
     flags = ("-c", 512, "-np", 2, "-kvu", "-t", 1, "--context-shift", "--no-cache-idle-slots", *EXACT)

@@ -186,10 +186,6 @@ class BatchBuilder:
             self.emit.slot_error(slot, "context shift is disabled")
             self._release(slot)
             return False
-        if task.is_parent or task.is_child:
-            self.emit.slot_error(slot, "context shift cannot be used for shared prompt")
-            self._release(slot)
-            return False
         n_keep = task.n_tokens if task.params.n_keep < 0 else task.params.n_keep
         if self.backend.add_bos:
             n_keep += 1
