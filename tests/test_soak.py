@@ -30,7 +30,7 @@ def test_nothing_is_lost_in_a_short_soak(tiny_model_path: Path) -> None:
     options = Options(tiny_model_path, minutes=0.3, rounds=2, clients=16, burst=200, seed=5, known=4, limits=LIMITS)
     run = soak(options)
     found = figures(run)
-    assert run.is_good, f"{report(found)}\n{run.log}"
+    assert run.is_good, f"{report(found)}\n{run.log[-2000:]}"
     # and it was a soak
     assert set(found["kinds"]) >= {kind.name for kind in KINDS} - {"slot saved, restored", "slot saved, disk full"}
     assert found["bursts"]["served"] > 300

@@ -80,7 +80,7 @@ async def leave_in_prompt(visit: Visit) -> str:
     """While a long prompt is evaluated."""
     prompt = [visit.chance.randrange(10, 250) for _ in range(visit.scene.n_ctx * 3 // 4)]
     connection = await Connection.open(visit.address)
-    await connection.send(request_bytes("POST", "/completion", {"prompt": prompt, "n_predict": 1}))
+    await connection.ask("POST", "/completion", {"prompt": prompt, "n_predict": 1})
     await _pause(visit, 2.0)
     return _leave(visit, connection)
 

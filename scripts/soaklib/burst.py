@@ -11,7 +11,7 @@ from soaklib.dialects import NATIVE
 from soaklib.ledger import ANSWERED, BUSY, LEFT, Ledger
 from soaklib.server import N_SLOTS
 from soaklib.visit import Scene, is_busy, json_of
-from soaklib.wire import Connection, request_bytes
+from soaklib.wire import Connection
 
 KIND = "burst"
 #: Share of the clients that leave while they wait.
@@ -50,7 +50,7 @@ class Burst:
         await asyncio.sleep(COMING_S * number / self.clients)
         connection = await Connection.open(scene.server.address)
         try:
-            await connection.send(request_bytes("POST", NATIVE.path, known.body(True)))
+            await connection.ask("POST", NATIVE.path, known.body(True))
             sent = time.monotonic()
             if leaves:
                 await asyncio.sleep(chance.random() * 5.0)

@@ -10,7 +10,7 @@ from soaklib.dialects import CHAT, DIALECTS, NATIVE, Dialect
 from soaklib.ledger import ANSWERED, BUSY
 from soaklib.server import N_SLOTS
 from soaklib.visit import Kind, Visit, is_busy, json_of, refused
-from soaklib.wire import Connection, WrongError, ask, request_bytes
+from soaklib.wire import Connection, WrongError, ask
 
 SCHEMA = {
     "type": "object",
@@ -38,7 +38,7 @@ def text_visit(dialect: Dialect, stream: bool, weight: float) -> Kind:
         more = {"cache_prompt": visit.chance.random() < 0.7}
         connection = await Connection.open(visit.address)
         try:
-            await connection.send(request_bytes("POST", dialect.path, known.body(stream, **more)))
+            await connection.ask("POST", dialect.path, known.body(stream, **more))
             if await connection.head() == 200 and stream:
                 text = dialect.joined([event async for event in connection.events()])
             else:
@@ -167,8 +167,8 @@ async def several_on_one_connection(visit: Visit) -> str:
     known = [visit.known() for _ in range(3)]
     connection = await Connection.open(visit.address)
     try:
-        asked = [request_bytes("POST", each.dialect.path, each.body(False), keep=i < 2) for i, each in enumerate(known)]
-        await connection.send(b"".join(asked))
+        for i, each in enumerate(known):
+            await connection.ask("POST", each.dialect.path, each.body(False), keep=i < 2)
         for each in known:
             reply = await connection.reply()
             if is_busy(reply):

@@ -14,7 +14,7 @@ from typing import Any
 
 from loadgen import WORDS
 from soaklib.dialects import DIALECTS, Dialect
-from soaklib.wire import Address, Connection, WrongError, ask, request_bytes
+from soaklib.wire import Address, Connection, WrongError, ask
 
 #: Distance of the two most likely tokens below which a decision is close, in logits.
 CLOSE = 0.1
@@ -50,7 +50,7 @@ async def streamed(address: Address, dialect: Dialect, body: object) -> str:
     """Text of a stream that is read to its end. Raises as ``wire`` does."""
     connection = await Connection.open(address)
     try:
-        await connection.send(request_bytes("POST", dialect.path, body))
+        await connection.ask("POST", dialect.path, body)
         if await connection.head() != 200:
             raise WrongError(f"status {connection.status} for a stream: {(await connection.body())[:200]!r}")
         events = [event async for event in connection.events()]

@@ -8,7 +8,7 @@ from urllib.parse import quote
 from soaklib.dialects import NATIVE
 from soaklib.ledger import ANSWERED, BUSY
 from soaklib.visit import Kind, Visit, is_busy
-from soaklib.wire import Connection, WrongError, request_bytes
+from soaklib.wire import Connection, WrongError
 
 
 async def resumed(visit: Visit) -> str:
@@ -19,7 +19,7 @@ async def resumed(visit: Visit) -> str:
     connection = await Connection.open(visit.address)
     try:
         headers = {"X-Conversation-Id": name}
-        await connection.send(request_bytes("POST", NATIVE.path, known.body(True), headers))
+        await connection.ask("POST", NATIVE.path, known.body(True), headers)
         if await connection.head() != 200:
             if is_busy(await connection.rest()):
                 return BUSY
@@ -53,7 +53,7 @@ async def _replay(visit: Visit, name: str, offset: int, enough: int | None) -> t
     connection = await Connection.open(visit.address)
     try:
         path = f"/v1/stream?conv_id={quote(name)}&from={offset}"
-        await connection.send(request_bytes("GET", path))
+        await connection.ask("GET", path)
         if await connection.head() != 200:
             raise WrongError(f"status {connection.status} for a replay: {(await connection.body())[:200]!r}")
         # a replay begins at the frame that holds the byte
@@ -70,7 +70,7 @@ async def cancelled(visit: Visit) -> str:
     body = {"prompt": "Once", "n_predict": 400, "ignore_eos": True, "stream": True}
     connection = await Connection.open(visit.address)
     try:
-        await connection.send(request_bytes("POST", NATIVE.path, body, {"X-Conversation-Id": name}))
+        await connection.ask("POST", NATIVE.path, body, {"X-Conversation-Id": name})
         if await connection.head() != 200:
             return BUSY if is_busy(await connection.rest()) else _unexpected(connection.status)
     finally:
@@ -78,7 +78,7 @@ async def cancelled(visit: Visit) -> str:
     await asyncio.sleep(visit.chance.random() * 0.2)
     connection = await Connection.open(visit.address)
     try:
-        await connection.send(request_bytes("DELETE", f"/v1/stream?conv_id={quote(name)}"))
+        await connection.ask("DELETE", f"/v1/stream?conv_id={quote(name)}")
         if await connection.head() != 204:
             return _unexpected(connection.status)
         await connection.end()

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from soaklib import abuse, friendly, resumed, slot_files
+from soaklib import abuse, friendly, named, resumed, slot_files
 from soaklib.burst import Burst
 from soaklib.known import learn
 from soaklib.ledger import Ledger
@@ -27,7 +27,7 @@ from soaklib.verdict import Limits, Run, judge
 from soaklib.visit import Kind, Scene, Visit
 from soaklib.wire import LostError, WrongError, ask
 
-KINDS: tuple[Kind, ...] = (*friendly.KINDS, *resumed.KINDS, *abuse.KINDS, *slot_files.KINDS)
+KINDS: tuple[Kind, ...] = (*friendly.KINDS, *resumed.KINDS, *named.KINDS, *abuse.KINDS, *slot_files.KINDS)
 #: Without flash attention and rounded cells, batches of other sizes give the same greedy text, near ties apart.
 #: What the prompt cache may keep in memory is bounded, so that it is full after the first round. One thread computes:
 #: the load needs a processor, too.
@@ -38,7 +38,7 @@ FLAGS = ("-t", "1", "-c", "8192", "-cram", "32", "-fa", "off", "-ctk", "f32", "-
 class Options:
     """``without``: names of kinds to leave out. ``flags``: more flags of the server.
 
-    ``rest_s``: for how long the server's threads and files must not change before it counts as at rest.
+    ``rest_s``: for how long the number of the server's threads must not change before it counts as at rest.
     """
 
     model: Path
@@ -48,7 +48,7 @@ class Options:
     clients: int = 24
     burst: int = 1000
     rounds: int = 5
-    rest_s: float = 4.0
+    rest_s: float = 6.0
     patience_s: float = 600.0
     known: int = 8
     without: frozenset[str] = frozenset()
@@ -94,6 +94,9 @@ async def at_rest(server: Server, patience: float) -> str:
         for name, value in figures.items():
             if float(value):
                 left = left or f"{name} is {value}"
+        requests = await ask(server.address, "GET", "/v1/requests")
+        if requests.status == 200 and (others := [each["path"] for each in requests.json()["data"]]):
+            left = left or f"requests for {others} are listed"
         if not left or time.monotonic() > deadline:
             return left
         await asyncio.sleep(0.2)
@@ -144,15 +147,22 @@ class Soak:
             self.run.at_rest.append(await self._settled())
 
     async def _settled(self) -> Sample:
-        """The process once it is at rest: threads that came for the crowd go after a while."""
+        """The process once it is at rest: threads that came for the crowd go after a while.
+
+        Its files are the fewest it had, without those of the probe's own connections.
+        """
         last = sample(self.server.pid)
         since = started = time.monotonic()
+        files = last.files
         while (now := time.monotonic()) < min(since + self.options.rest_s, started + 60.0):
             await asyncio.sleep(0.25)
             found = sample(self.server.pid)
-            if (found.threads, found.files) != (last.threads, last.files):
+            if found.threads != last.threads:
                 since = now
+                files = found.files
+            files = min(files, found.files)
             last = found
+        last.files = files
         return last
 
     async def _burst(self, scene: Scene, burst: Burst, delay: float) -> None:

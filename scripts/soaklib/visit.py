@@ -56,6 +56,8 @@ def is_busy(reply: Reply) -> bool:
     if reply.status != 503:
         return False
     error_of(reply)
+    if not reply.headers.get("retry-after", "").isdigit():
+        raise WrongError("status 503 without Retry-After")
     return True
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import collections
+import itertools
 import json
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+#: Header that names a request, and its answer.
+NAME = "X-Request-Id"
 #: Largest head of an answer, and largest line of an event.
 LINE_LIMIT = 1 << 24
 
@@ -66,12 +70,24 @@ def request_bytes(
     return request_head(method, path, sent) + data
 
 
+_numbers = itertools.count()
+
+
+def new_name() -> str:
+    """A name for a request that no other has."""
+    return f"soak-{next(_numbers)}"
+
+
 @dataclass(slots=True)
 class Connection:
-    """One connection of a client. Whatever breaks off is a LostError."""
+    """One connection of a client. Whatever breaks off is a LostError.
+
+    ``names``: of the requests that wait for their answer. An answer that has another name is a WrongError.
+    """
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
+    names: collections.deque[str] = field(default_factory=collections.deque)
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     began: float = 0.0
@@ -82,6 +98,14 @@ class Connection:
             return cls(*await asyncio.open_connection(address.host, address.port, limit=LINE_LIMIT))
         except OSError as exc:
             raise LostError(f"no connection: {exc}") from exc
+
+    async def ask(
+        self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None, keep: bool = False
+    ) -> None:
+        """Send a whole request under a name of its own."""
+        named = {NAME: new_name(), **(headers or {})}
+        self.names.append(named[NAME])
+        await self.send(request_bytes(method, path, body, named, keep))
 
     async def send(self, data: bytes) -> None:
         try:
@@ -105,6 +129,9 @@ class Connection:
         self.status = int(parts[1])
         pairs = (each.partition(":") for each in rest if each)
         self.headers = {name.lower(): value.strip() for name, _, value in pairs}
+        wanted = self.names.popleft() if self.names else ""
+        if wanted != self.headers.get(NAME.lower(), wanted) and wanted:
+            raise WrongError(f"the answer to {self.headers[NAME.lower()]} instead of that to {wanted}")
         return self.status
 
     async def pieces(self) -> AsyncIterator[bytes]:
@@ -169,7 +196,7 @@ async def ask(
     """One request on a connection of its own, its whole answer, and nothing behind it."""
     connection = await Connection.open(address)
     try:
-        await connection.send(request_bytes(method, path, body, headers))
+        await connection.ask(method, path, body, headers)
         reply = await connection.reply()
         await connection.end()
         return reply
