@@ -89,8 +89,10 @@ async def at_rest(server: Server, patience: float) -> str:
         figures = dict(
             line.rsplit(" ", 1)
             for line in (await ask(server.address, "GET", "/metrics")).body.decode().splitlines()
-            if line.startswith("llamacpp:requests_")
+            if line.startswith(("llamacpp:requests_processing ", "llamacpp:requests_deferred "))
         )
+        if len(figures) != 2:
+            left = left or "/metrics does not tell"
         for name, value in figures.items():
             if float(value):
                 left = left or f"{name} is {value}"
