@@ -21,6 +21,7 @@ from llamasrv.engine.adapters import Adapters
 from llamasrv.engine.backend import Backend, DecodeStatus
 from llamasrv.engine.reader import ResponseReader
 from llamasrv.engine.result import (
+    SHUTTING_DOWN,
     EmbeddingResult,
     ErrorResult,
     FinalResult,
@@ -134,7 +135,12 @@ class Terminate:
     pass
 
 
-Action = Submit | Leave | Steps | BreakDecode | BreakSampling | SetLora | Ask | SlotFile | Terminate
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """The queue begins to end; what runs goes on."""
+
+
+Action = Submit | Leave | Steps | BreakDecode | BreakSampling | SetLora | Ask | SlotFile | Terminate | Drain
 
 
 def prompt_numbers(request: Request) -> list[int]:
@@ -225,7 +231,7 @@ def schedules(draw: st.DrawFn, kinds: Kinds) -> list[Action]:
     action = st.one_of(submit, submit, submit, steps, steps, steps, st.one_of(rare))
     # lists are short by themselves, and short schedules find little; sizes in rising order, so that failures shrink
     size = draw(st.sampled_from([1, 5, 15, 30, 50]))
-    ending: list[list[Action]] = [[], [], [], [], [Terminate()]]
+    ending: list[list[Action]] = [[], [], [], [], [Terminate()], [Drain()]]
     return draw(st.lists(action, min_size=size, max_size=60)) + draw(st.sampled_from(ending))
 
 
@@ -327,6 +333,9 @@ class Simulation:
         for client in self.clients:
             if client.error is not None and not faults and not client.request.broken_grammar:
                 message = client.error.message
+                if message == SHUTTING_DOWN and Drain() in schedule:
+                    assert client.adapters is None, f"request {client.arrival} had started"
+                    continue
                 assert any(text in message for text in EXPECTED_ERRORS), f"request {client.arrival}: {message}"
 
     def act(self, action: Action) -> None:
@@ -358,6 +367,12 @@ class Simulation:
                 payload = SlotAction(id_slot, path.name, str(path))
                 task = Task(id=self.context.queue.get_new_id(), type=type_, slot_action=payload)
                 self._post_plain(task)
+            case Drain():
+                self._observe()
+                self.context.queue.drain()
+                self.collect()
+                for client in self.clients:
+                    assert not client.is_open or client.adapters is not None, "it has not started and was not told"
             case Terminate():
                 self.terminated = True
                 self.context.terminate()
