@@ -7,10 +7,12 @@ import json
 import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from soaklib import ledger as outcomes
+from soaklib.burst import KIND as BURST
 from soaklib.burst import Burst, Turn
 from soaklib.dialects import CHAT, NATIVE, Dialect
 from soaklib.known import Known, plain, streamed
@@ -27,16 +29,15 @@ LIMITS = Limits(rss_mib=96.0, late_s=20.0, health_s=60.0, stop_s=60.0)
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_nothing_is_lost_in_a_short_soak(tiny_model_path: Path) -> None:
-    options = Options(tiny_model_path, minutes=0.3, rounds=2, clients=16, burst=200, seed=5, known=4, limits=LIMITS)
-    run = soak(options)
+    sizes: dict[str, Any] = {"minutes": 0.3, "rounds": 2, "clients": 16, "burst": 200, "known": 4}
+    run = soak(Options(tiny_model_path, seed=5, patience_s=300, limits=LIMITS, **sizes))
     found = figures(run)
     assert run.is_good, f"{report(found)}\n{run.log[-2000:]}"
     # and it was a soak
-    assert set(found["kinds"]) >= {kind.name for kind in KINDS} - {"slot saved, restored", "slot saved, disk full"}
+    assert set(found["kinds"]) == {kind.name for kind in KINDS} | {BURST}
     assert found["bursts"]["served"] > 300
     assert found["outcomes"][outcomes.LEFT] > 10
     assert found["outcomes"][outcomes.REFUSED] > 5
-    assert found["peak"]["threads"] > 100
     assert found["exit_code"] == 0
     assert min(found[name]["count"] for name in ("health_ms", "metrics_ms", "slots_ms")) > 5
     json.dumps(found)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import random
 import resource
@@ -111,7 +110,7 @@ class Soak:
         self.ledger = Ledger()
         self.run = Run(self.ledger)
         self.server = Server(options.server, ["-m", str(options.model), *FLAGS, *options.flags], folder)
-        self._numbers = itertools.count()
+        self._count = 0
         self._kinds = [kind for kind in KINDS if kind.name not in options.without]
         self._weights = [kind.weight for kind in self._kinds]
 
@@ -173,12 +172,13 @@ class Soak:
 
     async def _visitor(self, scene: Scene, until: float) -> None:
         """Visits one after the other."""
-        while time.monotonic() < until and self.server.exit_code() is None:
-            number = next(self._numbers)
+        # the first round is over when each kind has been there
+        while self.server.exit_code() is None and (time.monotonic() < until or self._count < len(self._kinds)):
+            number = self._count
+            self._count += 1
             chance = random.Random(f"{self.options.seed} {number}")
-            # each kind once before chance decides
             (kind,) = self._kinds[number : number + 1] or chance.choices(self._kinds, self._weights)
-            if kind in slot_files.KINDS and scene.disk.locked():
+            if kind in slot_files.KINDS and scene.disk.locked() and number >= len(self._kinds):
                 continue
             await self.ledger.note(kind.name, kind.run(Visit(scene, chance, number)), self.options.patience_s)
             if self.server.exit_code() is not None:
