@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ ci)
     echo 'The words of a license' > node_modules/used/LICENSE ;;
 run)
     case "$mode" in
+    endless) sleep 300 & echo $! > "$here/pid"; wait ;;
     heap) echo 'FATAL ERROR: Reached heap limit - JavaScript heap out of memory'; exit 250 ;;
     killed) echo 'Killed'; exit 137 ;;
     broken) echo 'error during build:'; echo 'it is broken'; exit 1 ;;
@@ -278,6 +280,27 @@ def test_an_interrupted_build_goes_on_without_fetching_again(npm: FakeNode, sour
     npm.mode("fine")
     ui.build_ui(plan)
     assert [call.split()[0] for call in npm.calls()] == ["ci", "run", "run"]
+
+
+def test_who_interrupts_the_build_ends_all_of_it(
+    npm: FakeNode, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    npm.mode("endless")
+    pid = npm.directory / "pid"
+
+    def interrupted(text: str) -> None:
+        if text.startswith("building the web UI:") and pid.exists() and pid.read_text():
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(ui, "say", interrupted)
+    monkeypatch.setattr(ui, "WORD_S", 0.05)
+    with pytest.raises(KeyboardInterrupt):
+        ui.build_ui(ui.plan_ui(source))
+    gone = Path("/proc") / pid.read_text().strip() / "cmdline"
+    deadline = time.monotonic() + 30
+    while gone.exists() and gone.read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not (gone.exists() and gone.read_bytes())
 
 
 def test_a_damaged_build_is_built_again(npm: FakeNode, source: Source) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import http.client
 import json
 import os
 import socket
+import ssl
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 from http_harness import Harness, plain_routes, read_until, serve
+from test_http_tls import make_certificate
 
 from llamasrv.http.config import HttpConfig
 from llamasrv.http.routes import ui as ui_routes
@@ -238,6 +241,7 @@ SITE = {
     "data.bin": bytes(range(256)) * 400,
     "sub/index.html": b"<h1>sub</h1>",
     "sub/deep/x.txt": b"deep",
+    "java:日 ü/index.html": b"odd name",
     "empty/.keep": b"",
     "with space.txt": b"space",
     "umläut.txt": b"umlaut",
@@ -332,7 +336,13 @@ def test_a_double_slash_leads_nowhere(site: Path) -> None:
 
 def test_a_folder_with_a_page_is_found_without_its_slash(site: Path) -> None:
     with page_of(site, public_path=str(site), api_prefix="/ai") as served:
-        for path, target in [("/ai/sub", "sub/"), ("/ai/sub?a=b", "sub/?a=b"), ("/ai", "ai/")]:
+        redirects = {
+            "/ai/sub": "sub/",
+            "/ai/sub?a=b": "sub/?a=b",
+            "/ai": "ai/",
+            "/ai/java:%E6%97%A5%20%C3%BC": "java%3A%E6%97%A5%20%C3%BC/",
+        }
+        for path, target in redirects.items():
             response, _ = served.request("GET", path)
             assert (response.status, response.headers["Location"]) == (307, target)
         assert served.request("GET", "/ai/sub/")[1] == SITE["sub/index.html"]
@@ -391,6 +401,30 @@ def test_a_large_file_arrives_whole_and_the_connection_goes_on(tmp_path: Path) -
         connection = served.connect()
         for _ in range(2):
             assert served.request("GET", "/big.bin", connection=connection)[1] == SCRIPT
+
+
+@pytest.mark.parametrize("has_folder", [True, False])
+def test_large_files_arrive_whole_over_tls(tmp_path: Path, bundle_folder: Path, has_folder: bool) -> None:
+    key, certificate = make_certificate(tmp_path)
+    folder = str(write_tree(tmp_path / "site")) if has_folder else ""
+    with page_of(bundle_folder, public_path=folder, ssl_file_key=str(key), ssl_file_cert=str(certificate)) as served:
+        context = ssl.create_default_context(cafile=str(certificate))
+        connection = http.client.HTTPSConnection("localhost", served.port, context=context, timeout=60)
+        for _ in range(2):
+            _, body = served.request("GET", "/_app/immutable/bundle.x.js", connection=connection)
+            assert body == SCRIPT
+        connection.close()
+
+
+def test_a_file_that_cannot_be_read_tells_nothing_of_where_it_is(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> None:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(ui_routes, "file_answer", refuse)
+    with page_of(site, public_path=str(site)) as served:
+        response, body = served.request("GET", "/app.js")
+        assert response.status == 404
+        assert str(site).encode() not in body
 
 
 def test_a_folder_that_is_none_is_said_at_the_start(tmp_path: Path) -> None:

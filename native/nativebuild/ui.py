@@ -36,6 +36,8 @@ RECIPE = 2
 HEAP_MIB = 3072
 NEEDED_GIB = 4
 KEPT_VERSIONS = 3
+#: Seconds between two words about a step that takes long.
+WORD_S = 30.0
 NOT_COPIED = ("node_modules", ".svelte-kit", "dist", "tests", "CMakeLists.txt")
 # npm or the UI's own scripts would read these: what is built must not depend on who builds it
 FOREIGN_VARIABLES = re.compile(
@@ -232,7 +234,7 @@ def build_environment(plan: UiPlan, node: Node, tree: Path, base: Mapping[str, s
 
 
 def _run(command: Sequence[str], folder: Path, environment: Mapping[str, str], log: Path, lock: Lock, what: str) -> int:
-    """Run with all output in the log and a word every half minute; returns the exit code."""
+    """Run with all output in the log and a word now and then; returns the exit code."""
     program = shutil.which(command[0], path=environment["PATH"])
     assert program is not None  # find_node has seen it
     started = time.monotonic()
@@ -250,7 +252,7 @@ def _run(command: Sequence[str], folder: Path, environment: Mapping[str, str], l
         try:
             while True:
                 try:
-                    return process.wait(timeout=30)
+                    return process.wait(timeout=WORD_S)
                 except subprocess.TimeoutExpired:
                     say(f"{what}: {time.monotonic() - started:.0f} s")
         except BaseException:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from urllib.parse import quote
 
 from flask import Response, request
 
@@ -74,8 +75,11 @@ def _answer(asset: Asset) -> Callable[[], Response]:
 def _folder_routes(folder: StaticFolder) -> list[Route]:
     def serve(name: str = "") -> Response:
         path = folder.find(name)
-        if path is not None:
-            return file_answer(path)
+        try:
+            if path is not None:
+                return file_answer(path)
+        except OSError as exc:  # gone since, or not for us to read
+            srv_wrn("http", "a file of --path cannot be read: %s", exc)
         if folder.is_folder(name):
             return _to_slash()
         if name == "sw.js":
@@ -88,7 +92,7 @@ def _folder_routes(folder: StaticFolder) -> list[Route]:
 def _to_slash() -> Response:
     """From a folder's name to the folder, whose page names its files relative to it."""
     # relative: a proxy before us may have another prefix
-    target = request.path.rpartition("/")[2] + "/"
+    target = quote(request.path.rpartition("/")[2]) + "/"
     query = request.query_string.decode("latin-1")
     return Response(status=307, headers={"Location": f"{target}?{query}" if query else target})
 
