@@ -20,8 +20,8 @@ MARK = "zebra quagga okapi"
 
 @pytest.fixture(scope="module")
 def tiny(tiny_model_path: Path) -> Iterator[ServerProcess]:
-    flags = ("-m", tiny_model_path, "-c", 8192, "-np", 2, "-t", 1, "--metrics", "--queue-max", 3, *EXACT)
-    with ServerProcess(*flags) as server:
+    flags = ("-c", 8192, "-np", 2, "-t", 1, "--metrics", "--queue-max", 3, "--context-shift")
+    with ServerProcess("-m", tiny_model_path, *flags, *EXACT) as server:
         yield server
 
 
@@ -78,7 +78,8 @@ def test_more_requests_than_the_queue_takes_are_refused_and_the_others_served(ti
 
 
 def test_a_running_request_is_listed_and_ends_when_it_is_deleted(tiny: ServerProcess) -> None:
-    body = {"prompt": MARK, "n_predict": 4000, "ignore_eos": True, "stream": True}
+    # goes on until somebody ends it
+    body = {"prompt": MARK, "n_predict": -1, "ignore_eos": True, "stream": True}
     with tiny.stream("/completion", body, headers={"X-Request-Id": "long-one"}) as stream:
         events = iter(stream)
         next(events)
@@ -88,7 +89,6 @@ def test_a_running_request_is_listed_and_ends_when_it_is_deleted(tiny: ServerPro
         assert tiny.request("DELETE", "/v1/requests/long-one").status == 200
         rest = list(events)
     assert rest[-1]["error"]["message"] == "The request was cancelled"
-    assert sum("content" in event for event in rest) < 4000
     wait_for(lambda: all_idle(tiny))
     assert tiny.get("/v1/requests").json()["data"] == []
 

@@ -257,9 +257,7 @@ def test_what_is_built_does_not_depend_on_who_builds_it(
         assert os.path.isabs(seen["LLAMA_UI_OUT_DIR"]) and seen["LLAMA_UI_OUT_DIR"] != "/nowhere"
 
 
-def test_it_is_built_in_a_copy_without_leftovers_whose_settings_give_the_version(
-    npm: FakeNode, source: Source
-) -> None:
+def test_it_is_built_in_a_copy_without_leftovers_whose_settings_give_the_version(npm: FakeNode, source: Source) -> None:
     npm.mode("broken")
     before = files_of(source.path)
     plan = ui.plan_ui(source)
