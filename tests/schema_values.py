@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 _KNOWN = {
     "type", "enum", "const", "anyOf", "properties", "required", "additionalProperties", "items", "prefixItems",
-    "minItems", "maxItems", "minLength", "maxLength", "minimum", "maximum", "minProperties", "pattern",
+    "minItems", "maxItems", "minLength", "maxLength", "minimum", "maximum", "minProperties", "maxProperties", "pattern",
     "description", "default", "x-content-checked", "$ref",
 }  # fmt: skip
 

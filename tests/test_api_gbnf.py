@@ -41,7 +41,7 @@ def test_left_recursion_is_found_also_behind_empty_rules(text: str) -> None:
         'root ::= "x" |\n\n',
         "".join(f'r{i} ::= "x" r{i + 1}\n' for i in range(5_000)) + 'r5000 ::= "a"\nroot ::= r0\n',
         "root ::= " + "(" * gbnf.MAX_NESTING + '"a"' + ")" * gbnf.MAX_NESTING,
-        "root ::= " + " | ".join(f'"word{i}"' for i in range(20_000)),
+        "root ::= " + " | ".join(f'"word{i}"' for i in range(9_000)),
         "root ::= " + "(" * 200 + '"a"' + ")" * 200 + "\nb ::= " + "(" * 200 + '"b"' + ")" * 200,
     ],
 )

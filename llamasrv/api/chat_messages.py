@@ -14,6 +14,8 @@ from llamasrv.api.openapi_schema import OBJECT, STRING, array, checked, either, 
 
 #: Members of a message that are text; null is the same as absent.
 _TEXTS = ("reasoning_content", "name", "tool_call_id")
+#: Messages of a request, and parts of all of them: the template engine takes a millisecond for a few.
+MAX_MESSAGES = 10_000
 #: Characters of a value that are quoted in an error.
 _MAX_QUOTE = 500
 
@@ -52,6 +54,8 @@ def read_messages(body: Mapping[str, Any], object_arguments: bool) -> list[dict[
     messages = body["messages"]
     if not isinstance(messages, list):
         raise invalid_request("Expected 'messages' to be an array")
+    if sum(map(_n_parts, messages)) > MAX_MESSAGES:
+        raise invalid_request(f"there are too many messages, parts and tool calls (limit {MAX_MESSAGES})")
     for message in messages:
         _check_content(message)
     return [_read_message(index, message, object_arguments) for index, message in enumerate(messages)]
@@ -61,6 +65,13 @@ def quote(value: Any) -> str:
     """JSON of a value for an error, shortened."""
     text = dumps(value).decode()
     return text if len(text) <= _MAX_QUOTE else text[:_MAX_QUOTE] + "..."
+
+
+def _n_parts(message: Any) -> int:
+    """Members of the lists in a message, or 1."""
+    if not isinstance(message, dict):
+        return 1
+    return max([1, *(len(value) for value in message.values() if isinstance(value, list))])
 
 
 def _check_content(message: Any) -> None:

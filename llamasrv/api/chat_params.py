@@ -9,9 +9,9 @@ from typing import Any
 
 from llamasrv import binding
 from llamasrv.api.chat_forced import calling_session, with_instructions
-from llamasrv.api.chat_messages import quote, read_messages
+from llamasrv.api.chat_messages import MAX_MESSAGES, quote, read_messages
 from llamasrv.api.chat_settings import ChatSettings
-from llamasrv.api.chat_tools import TOOL_CHOICE, ToolUse, read_tools
+from llamasrv.api.chat_tools import MAX_TOOLS, TOOL_CHOICE, ToolUse, read_tools
 from llamasrv.api.errors import invalid_request
 from llamasrv.api.fields import INT32_MAX, FieldError, Limits, as_bool, as_int, as_object, as_string, bounded_int
 from llamasrv.api.grammar import GrammarUse
@@ -37,14 +37,21 @@ from llamasrv.engine.task import TaskParams
 #: Members of the request that are no fields of a completion, or that the chat session provides.
 _CONSUMED = frozenset({"messages", "tools", "grammar_lazy", "grammar_triggers", "preserved_tokens"})
 _MANY_CALLS = re.compile(r"^(tool-calls ::= )\((tool-call\?? space)\)\+$", re.MULTILINE)
+#: Variables that a request may give the template.
+_MAX_KWARGS = 256
 #: Alternatives per token with ``logprobs`` alone.
 _N_PROBS = 20
 
 
 #: Members of a request beside the fields of a completion.
 MEMBERS = (
-    Member("messages", array(ref("ChatMessage")), "The conversation; `--jinja` templates may demand more.", True),
-    Member("tools", array(ref("ChatTool")), "Functions that the model may call."),
+    Member(
+        "messages",
+        array(ref("ChatMessage"), maxItems=MAX_MESSAGES),
+        "The conversation; `--jinja` templates may demand more.",
+        True,
+    ),
+    Member("tools", array(ref("ChatTool"), maxItems=MAX_TOOLS), "Functions that the model may call."),
     Member("tool_choice", TOOL_CHOICE, "Whether a tool is called, which, or which of them are allowed."),
     Member("parallel_tool_calls", BOOLEAN, "Whether one answer may have several calls."),
     Member(
@@ -277,7 +284,10 @@ def _read_continuation(body: Mapping[str, Any], settings: ChatSettings, request:
 
 def _read_template_kwargs(body: Mapping[str, Any], settings: ChatSettings, request: binding.ChatRequest) -> None:
     """Variables of the template, and whether the model is to reason."""
-    kwargs = {**settings.template_kwargs, **_read(body, "chat_template_kwargs", as_object, {})}
+    given = _read(body, "chat_template_kwargs", as_object, {})
+    if len(given) > _MAX_KWARGS:
+        raise invalid_request(f"Field 'chat_template_kwargs': there are too many (limit {_MAX_KWARGS})")
+    kwargs = {**settings.template_kwargs, **given}
     request.enable_thinking = settings.enable_thinking
     thinking = kwargs.get("enable_thinking")
     if isinstance(thinking, bool):

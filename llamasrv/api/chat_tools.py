@@ -19,6 +19,8 @@ _FUNCTION = object_of(
     },
     ["name"],
 )
+#: Tools of a request; each has a part in the grammar.
+MAX_TOOLS = 1024
 #: Schema of a tool; ``parameters`` is a JSON schema itself.
 TOOL = object_of({"type": enum("function"), "function": _FUNCTION}, ["type", "function"])
 #: Schema of ``tool_choice``. The tool has to be among the tools.
@@ -64,6 +66,8 @@ def _read_list(tools: Any) -> list[dict[str, Any]]:
         return []
     if not isinstance(tools, list):
         raise _wrong(f"Expected 'tools' to be an array, got {quote(tools)}")
+    if len(tools) > MAX_TOOLS:
+        raise _wrong(f"there are too many ({len(tools)}, limit {MAX_TOOLS})")
     return [_read_tool(index, tool) for index, tool in enumerate(tools)]
 
 

@@ -11,7 +11,7 @@ from llamasrv.api.context import ApiContext
 from llamasrv.api.errors import ApiError, invalid_request
 from llamasrv.api.fields import INT32_MAX, FieldError, Limits, as_int, bounded_int
 from llamasrv.api.openapi_schema import STRING, TOKEN, TOKENS, Member, array, either, enum, integer, object_of
-from llamasrv.api.prompt import PROMPT_OBJECT, is_token, tokenize_prompt
+from llamasrv.api.prompt import MAX_PROMPTS, PROMPT_OBJECT, check_amount, is_token, tokenize_prompt
 from llamasrv.api.protocols import TaskIds
 from llamasrv.api.sizes import check_sizes
 from llamasrv.api.vectors import NORM_NONE, embedding, to_base64
@@ -26,8 +26,8 @@ _INPUT = either(
     STRING,
     PROMPT_OBJECT,
     _CONTENT,
-    array(either(TOKEN, STRING), minItems=1),
-    array(either(STRING, TOKENS, PROMPT_OBJECT, _CONTENT), minItems=1),
+    array(either(TOKEN, STRING), minItems=1, maxItems=MAX_PROMPTS),
+    array(either(STRING, TOKENS, PROMPT_OBJECT, _CONTENT), minItems=1, maxItems=MAX_PROMPTS),
 )
 #: Members of a request, of which ``input`` goes before ``content``.
 MEMBERS = (
@@ -152,6 +152,7 @@ def _dimensions(context: ApiContext, data: Mapping[str, Any]) -> int | None:
 
 def _tokenize(context: ApiContext, prompt: Any) -> list[list[int]]:
     if isinstance(prompt, list) and not any(is_token(item) for item in prompt):
+        check_amount("input", prompt)
         prompts = [_tokenize_entry(context, item) for item in prompt]
     else:
         prompts = [_tokenize_entry(context, prompt)]

@@ -20,6 +20,10 @@ MAX_ELEMENTS = 1_000_000
 MAX_LENGTH = 1_000_000
 #: Ways from a rule to what it may begin with, over all rules; libllama follows each of them.
 MAX_WAYS = 5_000_000
+#: Ways in which a text may begin: libllama compares each with every other.
+MAX_BEGINNINGS = 10_000
+#: Rules; the bridge has the same limit.
+MAX_RULES = 10_000
 #: Limits of libllama: a count above the first is an error, a maximum above it means "no maximum".
 MAX_REPEAT = 2000
 
@@ -58,7 +62,10 @@ def check(text: str) -> None:
         raise GrammarError(f"the grammar is too large ({len(text)} characters, limit {MAX_LENGTH})")
     if "\0" in text:
         raise GrammarError("the grammar contains a NUL character")
-    _analyse(_Parser(text).parse())
+    if text.count("::=") > MAX_RULES:
+        raise GrammarError(f"the grammar has too many rules (limit {MAX_RULES})")
+    parser = _Parser(text)
+    _analyse(parser.parse(), parser.root)
 
 
 class _Parser:
@@ -79,6 +86,11 @@ class _Parser:
             if not self._rules[index].alternatives:
                 raise GrammarError(f"undefined rule '{name}'")
         return self._rules
+
+    @property
+    def root(self) -> int:
+        """Number of the rule that everything begins with, once the text is parsed."""
+        return self._names["root"]
 
     def _skip(self, lines: bool) -> None:
         match = (_SPACE_LINES if lines else _SPACE).match(self._text, self._pos)
@@ -301,15 +313,18 @@ class _Sequence:
         self.size = self._size_before + size
 
 
-def _analyse(rules: list[_Rule]) -> None:
+def _analyse(rules: list[_Rule], root: int) -> None:
     nullable = _nullable(rules)
     # rule -> rules it may begin with: (rule, how often, whether something follows it)
     first: list[list[tuple[int, int, bool]]] = []
-    for rule in rules:
+    # alternatives that may begin with a character
+    n_terminals = [0] * len(rules)
+    for number, rule in enumerate(rules):
         edges: list[tuple[int, int, bool]] = []
         for alternative in rule.alternatives:
             for position, (index, count) in enumerate(alternative):
                 if index == _TERMINAL:
+                    n_terminals[number] += 1
                     break
                 follows = count > 1 or position + 1 < len(alternative)
                 if not nullable[index]:
@@ -317,7 +332,7 @@ def _analyse(rules: list[_Rule]) -> None:
                     break
                 edges.append((index, count, follows))
         first.append(edges)
-    _measure(rules, first, nullable)
+    _measure(rules, first, nullable, n_terminals, root)
 
 
 def _nullable(rules: list[_Rule]) -> list[bool]:
@@ -345,20 +360,29 @@ def _nullable(rules: list[_Rule]) -> list[bool]:
     return nullable
 
 
-def _measure(rules: list[_Rule], first: list[list[tuple[int, int, bool]]], nullable: list[bool]) -> None:
+def _measure(
+    rules: list[_Rule],
+    first: list[list[tuple[int, int, bool]]],
+    nullable: list[bool],
+    n_terminals: list[int],
+    root: int,
+) -> None:
     """Refuse left recursion, long chains and too many ways, going over the components from the ends on."""
     depth = [0] * len(rules)
     ways = [0] * len(rules)
+    beginnings = [0] * len(rules)
     total = 0
     for component in _components(first):
         members = set(component)
-        deepest, n_ways, chain = 0, 0, len(component)
+        deepest, n_ways, n_beginnings, chain = 0, 0, 0, len(component)
         for index in component:
             rule = rules[index]
+            n_beginnings += n_terminals[index]
             for target, count, follows in first[index]:
                 if target not in members:
                     deepest = max(deepest, depth[target])
                     n_ways += count * ways[target]
+                    n_beginnings += count * beginnings[target]
                 elif follows:
                     raise GrammarError("unsupported grammar: left recursion")
             if rule.chain > 1 and any(nullable[target] for target, _, _ in first[index]):
@@ -371,7 +395,9 @@ def _measure(rules: list[_Rule], first: list[list[tuple[int, int, bool]]], nulla
         if total > MAX_WAYS:
             raise GrammarError("the grammar is too complex: its rules can begin in too many ways")
         for index in component:
-            depth[index], ways[index] = deepest, n_ways
+            depth[index], ways[index], beginnings[index] = deepest, n_ways, n_beginnings
+    if beginnings[root] > MAX_BEGINNINGS:
+        raise GrammarError(f"the grammar is too complex: a text may begin in more than {MAX_BEGINNINGS} ways")
 
 
 def _components(first: list[list[tuple[int, int, bool]]]) -> list[list[int]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from llamasrv.api.fields import (
@@ -30,6 +32,19 @@ MAX_STOP_CHARS = 65_536
 #: Steps of one sampler chain.
 MAX_SAMPLERS = 256
 MAX_TRIGGER_CHARS = 65_536
+MAX_TRIGGERS = 1024
+#: Brackets within brackets of a trigger's pattern; the library's parser recurses.
+MAX_TRIGGER_DEPTH = 100
+#: Each is compared with the whole vocabulary.
+MAX_BREAKERS = 64
+MAX_BREAKER_CHARS = 4096
+MAX_PRESERVED = 10_000
+MAX_RESPONSE_FIELDS = 1024
+#: Characters of a text that begins or ends the reasoning.
+MAX_TAG_CHARS = 4096
+MAX_TAGS = 64
+#: Biases beyond one per token of the vocabulary.
+MAX_BIASES = 10_000
 
 #: Types of a grammar trigger, as numbers in JSON.
 TRIGGER_TOKEN, TRIGGER_WORD, TRIGGER_PATTERN, TRIGGER_PATTERN_FULL = range(4)
@@ -72,11 +87,14 @@ def read_dry_base(state: RequestState, value: Any) -> None:
 def read_dry_sequence_breakers(state: RequestState, value: Any) -> None:
     if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
         raise FieldError("Error: dry_sequence_breakers must be a non-empty array of strings")
+    _check_amount(value, MAX_BREAKERS, MAX_BREAKER_CHARS)
     state.sampling.dry_sequence_breakers = tuple(value)
 
 
 def read_response_fields(state: RequestState, value: Any) -> None:
-    state.params.response_fields = tuple(as_strings(value))
+    fields = as_strings(value)
+    _check_amount(fields, MAX_RESPONSE_FIELDS, MAX_STOP_CHARS)
+    state.params.response_fields = tuple(fields)
 
 
 def read_lora(state: RequestState, value: Any) -> None:
@@ -138,7 +156,9 @@ def read_echo(state: RequestState, value: Any) -> None:
 
 def read_preserved_tokens(state: RequestState, value: Any) -> None:
     found = set(state.sampling.preserved_tokens)
-    for text in as_strings(value):
+    texts = as_strings(value)
+    _check_amount(texts, MAX_PRESERVED, MAX_PRESERVED * 100)
+    for text in texts:
         tokens = state.vocab.tokenize(text, False, True)
         if len(tokens) == 1:
             found.add(tokens[0])
@@ -147,7 +167,12 @@ def read_preserved_tokens(state: RequestState, value: Any) -> None:
 
 def read_grammar_triggers(state: RequestState, value: Any) -> None:
     sampling = state.sampling
-    triggers = [*sampling.grammar_triggers, *(_trigger(state, entry) for entry in as_array(value))]
+    entries = as_array(value)
+    if len(entries) > MAX_TRIGGERS:
+        raise FieldError(f"too many grammar triggers (limit {MAX_TRIGGERS})")
+    triggers = [*sampling.grammar_triggers, *(_trigger(state, entry) for entry in entries)]
+    if sum(len(text) for _, text, _ in triggers) > MAX_TRIGGER_CHARS:
+        raise FieldError(f"the grammar triggers are too long (limit {MAX_TRIGGER_CHARS} characters together)")
     if sampling.grammar_lazy and not triggers:
         raise FieldError("Error: no triggers set for lazy grammar!")
     sampling.grammar_triggers = tuple(triggers)
@@ -176,20 +201,37 @@ def _trigger(state: RequestState, entry: Any) -> tuple[int, str, int]:
             if tokens[0] not in state.sampling.preserved_tokens:
                 raise FieldError(f"Grammar trigger word should be marked as preserved token: {text}")
             return TRIGGER_TOKEN, text, tokens[0]
+    elif _depth(text) > MAX_TRIGGER_DEPTH:
+        raise FieldError(f"a grammar trigger is nested too deeply (limit {MAX_TRIGGER_DEPTH})")
     return kind, text, -1
 
 
+def _depth(pattern: str) -> int:
+    """Brackets that are open at most at a time; those that stand for themselves are counted as well."""
+    return max(accumulate((char == "(") - (char == ")") for char in pattern if char in "()"), default=0)
+
+
+def _check_amount(texts: Sequence[str], most: int, most_chars: int) -> None:
+    """Raises FieldError if there are too many texts, or too many characters in them."""
+    if len(texts) > most or sum(map(len, texts)) > most_chars:
+        raise FieldError(f"too many texts (limit {most} of {most_chars} characters together)")
+
+
 def read_reasoning_budget_start(state: RequestState, value: Any) -> None:
-    state.sampling.reasoning_budget_start = tuple(state.vocab.tokenize(as_string(value), False, True))
+    tag = as_string(value)
+    _check_amount([tag], 1, MAX_TAG_CHARS)
+    state.sampling.reasoning_budget_start = tuple(state.vocab.tokenize(tag, False, True))
 
 
 def read_reasoning_budget_end(state: RequestState, value: Any) -> None:
     tags = [value] if isinstance(value, str) else as_strings(value)
+    _check_amount(tags, MAX_TAGS, MAX_TAG_CHARS)
     state.sampling.reasoning_budget_end = tuple(tuple(state.vocab.tokenize(tag, False, True)) for tag in tags if tag)
 
 
 def read_reasoning_budget_message(state: RequestState, value: Any) -> None:
     message, sampling = as_string(value), state.sampling
+    _check_amount([message], 1, MAX_STOP_CHARS)
     if sampling.reasoning_budget_end:
         tokens = state.vocab.tokenize(message, False, True) if message else []
         sampling.reasoning_budget_forced = (*tokens, *sampling.reasoning_budget_end[0])
@@ -202,6 +244,9 @@ def read_logit_bias(state: RequestState, value: Any) -> None:
     else:
         pairs = [(entry[0], entry[1]) for entry in as_array(value) if isinstance(entry, list) and len(entry) == 2]
     found: list[tuple[int, float]] = []
+    n_max = state.vocab.n_tokens + MAX_BIASES
+    if len(pairs) > n_max or sum(len(key) for key, _ in pairs if isinstance(key, str)) > n_max:
+        raise FieldError(f"too many biases (limit {n_max})")
     for key, raw in pairs:
         bias = _bias(raw)
         if bias is None:

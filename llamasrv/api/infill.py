@@ -14,6 +14,8 @@ from llamasrv.engine.result import ErrorType
 
 #: What stands before an extra chunk when the model has no token for that.
 _SNIPPET = "\n\n--- snippet ---\n\n"
+#: Chunks of a request.
+MAX_CHUNKS = 1024
 #: Name of the project, and of a chunk without a name.
 _PROJECT = "myproject"
 _UNNAMED = "tmp"
@@ -28,7 +30,7 @@ MEMBERS = (
     Member("input_suffix", MIXED, "What stands after the gap.", True),
     Member(
         "input_extra",
-        array(object_of({"filename": STRING, "text": STRING}, ["text"])),
+        array(object_of({"filename": STRING, "text": STRING}, ["text"]), maxItems=MAX_CHUNKS),
         "Other files that the model should know.",
     ),
 )
@@ -86,6 +88,8 @@ def _chunks(data: Mapping[str, Any]) -> list[tuple[str, str]]:
         return []
     if not isinstance(value, list):
         raise invalid_request('"input_extra" must be an array of {"filename": string, "text": string}')
+    if len(value) > MAX_CHUNKS:
+        raise invalid_request(f'"input_extra" has too many chunks ({len(value)}, limit {MAX_CHUNKS})')
     chunks = []
     for chunk in value:
         text = chunk.get("text") if isinstance(chunk, dict) else None

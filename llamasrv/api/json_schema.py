@@ -15,6 +15,10 @@ MAX_DEPTH = 128
 MAX_NODES = 20_000
 #: Properties of one object that are not required.
 MAX_OPTIONAL = 500
+#: Values of all lists "enum" together.
+MAX_VALUES = 100_000
+#: Entries of a list of types.
+MAX_TYPES = 64
 #: Characters of a property name or a reference; the converter's regular expressions recurse over them.
 MAX_NAME = 1000
 
@@ -42,6 +46,7 @@ class _Walk:
         self.patterns: dict[str, dict[str, Any]] = {}
         self._root = root
         self._refs: set[str] = set()
+        self._n_values = 0
 
     def count(self, node: Any, path: str, depth: int) -> int:
         """Number of schemas that the converter makes of ``node``."""
@@ -54,13 +59,23 @@ class _Walk:
         total = 1
         for child_path, child in self._children(node, path):
             total += self.count(child, child_path, depth + 1)
+        self._check_values(node, path)
         types = node.get("type")
         if isinstance(types, list):
+            if len(types) > MAX_TYPES:
+                raise SchemaError(f"a list of types is too long (limit {MAX_TYPES}) at {path}")
             total *= max(1, len(types))
         if total > MAX_NODES:
             raise SchemaError(f"the schema is too large (limit {MAX_NODES} schemas)")
         self._note_pattern(node, path)
         return total
+
+    def _check_values(self, node: dict[str, Any], path: str) -> None:
+        values = node.get("enum")
+        if isinstance(values, list):
+            self._n_values += len(values)
+            if self._n_values > MAX_VALUES:
+                raise SchemaError(f"the schema lists too many values (limit {MAX_VALUES}) at {path}")
 
     def _count_target(self, ref: str, path: str, depth: int) -> int:
         if len(ref) > MAX_NAME:

@@ -10,6 +10,9 @@ from llamasrv.api.jsonio import type_name
 from llamasrv.api.openapi_schema import STRING, TOKEN, TOKENS, array, either, object_of
 from llamasrv.api.protocols import Vocab
 
+#: Prompts, inputs or documents of one request: each becomes a task.
+MAX_PROMPTS = 10_000
+
 #: What :func:`tokenize_mixed` takes, and an object around it.
 MIXED = either(STRING, array(either(TOKEN, STRING)))
 PROMPT_OBJECT = object_of({"prompt_string": MIXED}, ["prompt_string"])
@@ -17,8 +20,8 @@ PROMPT_OBJECT = object_of({"prompt_string": MIXED}, ["prompt_string"])
 PROMPT = either(
     STRING,
     PROMPT_OBJECT,
-    array(either(TOKEN, STRING), minItems=1),
-    array(either(STRING, TOKENS, PROMPT_OBJECT), minItems=1),
+    array(either(TOKEN, STRING), minItems=1, maxItems=MAX_PROMPTS),
+    array(either(STRING, TOKENS, PROMPT_OBJECT), minItems=1, maxItems=MAX_PROMPTS),
 )
 
 _WRONG_ELEMENT = (
@@ -63,8 +66,15 @@ def tokenize_prompts(
     if isinstance(prompt, list) and not any(is_token(item) for item in prompt):
         if not prompt:
             raise invalid_request('"prompt" must not be empty')
+        check_amount("prompt", prompt)
         return [tokenize_prompt(vocab, item, add_special, parse_special) for item in prompt]
     return [tokenize_prompt(vocab, prompt, add_special, parse_special)]
+
+
+def check_amount(name: str, items: Sequence[Any]) -> None:
+    """Raises :class:`ApiError` if the field ``name`` holds too many prompts."""
+    if len(items) > MAX_PROMPTS:
+        raise invalid_request(f'"{name}" has too many entries ({len(items)}, limit {MAX_PROMPTS})')
 
 
 def check_tokens(vocab: Vocab, tokens: Sequence[int], message: str = "Prompt contains invalid tokens") -> None:

@@ -11,6 +11,7 @@ from llamasrv.api.context import ApiContext
 from llamasrv.api.errors import ApiError, invalid_request
 from llamasrv.api.fields import INT32_MAX, FieldError, Limits, as_int, bounded_int
 from llamasrv.api.openapi_schema import BOOLEAN, STRING, Member, array, integer
+from llamasrv.api.prompt import MAX_PROMPTS, check_amount
 from llamasrv.api.protocols import TaskIds, Vocab
 from llamasrv.api.sizes import check_sizes
 from llamasrv.engine.result import ErrorType, RerankResult
@@ -19,11 +20,12 @@ from llamasrv.engine.task import Task, TaskType
 _PLACE = re.compile(r"\{(?:query|document)\}")
 
 
+_TEXTS = array(STRING, minItems=1, maxItems=MAX_PROMPTS)
 #: Members of a request. One of ``documents`` and ``texts`` has to be there.
 MEMBERS = (
     Member("query", STRING, "What the documents are rated for.", True),
-    Member("documents", array(STRING, minItems=1), "The documents.", null=False),
-    Member("texts", array(STRING, minItems=1), "The documents, for an answer in TEI's dialect.", null=False),
+    Member("documents", _TEXTS, "The documents.", null=False),
+    Member("texts", _TEXTS, "The documents, for an answer in TEI's dialect.", null=False),
     Member("top_n", integer(0, INT32_MAX), "Best documents to tell; all where it is absent."),
     Member("return_text", BOOLEAN, "TEI's dialect: repeats each document."),
     Member("model", STRING, "Repeated in the answer."),
@@ -116,6 +118,7 @@ def _documents(data: Mapping[str, Any]) -> list[str]:
     for name in ("documents", "texts"):
         value = data.get(name)
         if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+            check_amount(name, value)
             return value
     raise invalid_request('"documents" must be a non-empty string array')
 

@@ -48,6 +48,7 @@ _STOPS = either(
     {"type": "string", "maxLength": handlers.MAX_STOP_CHARS},
     array(either(STRING, {"type": "null"}), maxItems=handlers.MAX_STOPS),
 )
+_TAG = {"type": "string", "maxLength": handlers.MAX_TAG_CHARS}
 _TRIGGER = object_of(
     {
         "type": integer(handlers.TRIGGER_TOKEN, handlers.TRIGGER_PATTERN_FULL),
@@ -156,7 +157,7 @@ FIELDS: tuple[Field, ...] = (
         "response_fields",
         "Members of the response to send; `a/b` stands for member b of member a.",
         handler=handlers.read_response_fields,
-        schema=STRINGS,
+        schema=array(STRING, maxItems=handlers.MAX_RESPONSE_FIELDS),
     ),
     _whole("top_k", "sampling.top_k", Limits(0, INT32_MAX, clamp=True), "Keeps the k most likely tokens; 0: all."),
     _real("top_p", "sampling.top_p", "Keeps the most likely tokens up to this sum of probabilities; 1: all.", _UNIT),
@@ -275,7 +276,7 @@ FIELDS: tuple[Field, ...] = (
         "Strings across which DRY sees no repetition.",
         handler=handlers.read_dry_sequence_breakers,
         echo=Echo.FULL,
-        schema=array(STRING, minItems=1),
+        schema=array(STRING, minItems=1, maxItems=handlers.MAX_BREAKERS),
     ),
     Field(
         "json_schema",
@@ -329,7 +330,7 @@ FIELDS: tuple[Field, ...] = (
         handler=handlers.read_preserved_tokens,
         echo=Echo.FULL,
         render=sorted,
-        schema=STRINGS,
+        schema=array(STRING, maxItems=handlers.MAX_PRESERVED),
     ),
     Field(
         "grammar_triggers",
@@ -340,7 +341,7 @@ FIELDS: tuple[Field, ...] = (
         handler=handlers.read_grammar_triggers,
         echo=Echo.FULL,
         render=_triggers,
-        schema=checked(array(_TRIGGER)),
+        schema=checked(array(_TRIGGER, maxItems=handlers.MAX_TRIGGERS)),
     ),
     _flag(
         "reasoning_control",
@@ -360,7 +361,7 @@ FIELDS: tuple[Field, ...] = (
         "sampling.reasoning_budget_start",
         "Text that begins the reasoning.",
         handler=handlers.read_reasoning_budget_start,
-        schema=STRING,
+        schema=_TAG,
     ),
     Field(
         "reasoning_budget_end_tags",
@@ -369,7 +370,7 @@ FIELDS: tuple[Field, ...] = (
         "Texts that end the reasoning; the first is forced when the budget is spent.",
         aliases=("reasoning_budget_end_tag",),
         handler=handlers.read_reasoning_budget_end,
-        schema=either(STRING, STRINGS),
+        schema=either(_TAG, array(_TAG, maxItems=handlers.MAX_TAGS)),
     ),
     Field(
         "reasoning_budget_message",

@@ -31,7 +31,8 @@ def tokenize_json(vocab: Vocab, data: Mapping[str, Any]) -> dict[str, Any]:
     tokens = tokenize_mixed(vocab, data["content"], add_special, parse_special)
     check_tokens(vocab, tokens, "Content contains invalid tokens")
     if with_pieces:
-        return {"tokens": [{"id": token, "piece": piece_json(vocab.piece(token, True))} for token in tokens]}
+        pieces = {token: piece_json(vocab.piece(token, True)) for token in set(tokens)}
+        return {"tokens": [{"id": token, "piece": pieces[token]} for token in tokens]}
     return {"tokens": tokens}
 
 
@@ -47,7 +48,8 @@ def detokenize_json(vocab: Vocab, data: Mapping[str, Any]) -> dict[str, Any]:
         if not is_token(token):
             raise invalid_request(f"Field 'tokens': type must be integer, but is {type_name(token)}")
     check_tokens(vocab, tokens, "Field 'tokens': invalid tokens")
-    return {"content": to_text(b"".join(vocab.piece(token, True) for token in tokens))}
+    pieces = {token: vocab.piece(token, True) for token in set(tokens)}
+    return {"content": to_text(b"".join(pieces[token] for token in tokens))}
 
 
 def piece_json(piece: bytes) -> str | list[int]:

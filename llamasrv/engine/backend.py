@@ -46,6 +46,10 @@ class AdapterInfo:
     invocation: tuple[int, ...] = ()
 
 
+#: How the texts of errors begin for which the grammar of the request is at fault, not the server.
+GRAMMAR_ERRORS = ("the grammar is too complex", "no token fits the grammar", "Unexpected empty grammar stack")
+
+
 class BackendError(RuntimeError):
     """The native side refused; the text is its own."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from llamasrv.engine.backend import Backend, Batch
+from llamasrv.engine.backend import GRAMMAR_ERRORS, Backend, Batch
 from llamasrv.engine.chunk_budget import ChunkBudget
 from llamasrv.engine.config import EngineConfig
 from llamasrv.engine.emit import Emitter
@@ -382,7 +382,10 @@ class BatchBuilder:
         """Answer a slot's task with an unexpected error and free the slot."""
         slt_err(slot, "update_slots", "got exception: %s", exc)
         if slot.is_processing:
-            self.emit.slot_error(slot, f"got exception: {exc}")
+            if str(exc).startswith(GRAMMAR_ERRORS):
+                self.emit.slot_error(slot, f"got exception: {exc}", ErrorType.INVALID_REQUEST)
+            else:
+                self.emit.slot_error(slot, f"got exception: {exc}")
             self._release(slot)
 
     def tasks_in(self, offset: int, end: int) -> frozenset[int]:

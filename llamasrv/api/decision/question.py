@@ -12,6 +12,8 @@ from llamasrv.api.decision.model import DecisionModel, Kind
 from llamasrv.api.errors import ApiError, invalid_request
 from llamasrv.api.openapi_schema import Member, checked, either
 
+#: Questions of one request; some models read all of them for each.
+MAX_QUESTIONS = 256
 #: Levels that a score question may have.
 MIN_LEVELS, MAX_LEVELS = 2, 10
 
@@ -42,7 +44,7 @@ MEMBERS = (
     Member("state", _SAID, "What the questions are about: any value; chat messages may carry media.", True),
     Member(
         "questions",
-        {"type": "object", "minProperties": 1, "additionalProperties": _QUESTION},
+        {"type": "object", "minProperties": 1, "maxProperties": MAX_QUESTIONS, "additionalProperties": _QUESTION},
         "Questions by name.",
         True,
     ),
@@ -88,6 +90,8 @@ def parse_questions(model: DecisionModel, data: Mapping[str, Any]) -> list[Quest
     asked = data.get("questions")
     if not isinstance(asked, dict) or not asked:
         raise invalid_request('"questions" must be a non-empty object')
+    if len(asked) > MAX_QUESTIONS:
+        raise invalid_request(f'"questions" has too many entries ({len(asked)}, limit {MAX_QUESTIONS})')
     return [_question(model, name, value) for name, value in asked.items()]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llamasrv.api.chat_messages import quote
+from llamasrv.api.chat_messages import MAX_MESSAGES, quote
 from llamasrv.api.chat_tools import TOOL_CHOICE
 from llamasrv.api.errors import invalid_request
 from llamasrv.api.fields import INT32_MAX
@@ -89,7 +89,9 @@ _TOOL = object_of(
 )
 #: Members of a request beside the fields of a completion.
 MEMBERS = (
-    Member("input", either(STRING, array(either(*_ITEMS))), "Text, or what was said so far.", True),
+    Member(
+        "input", either(STRING, array(either(*_ITEMS), maxItems=MAX_MESSAGES)), "Text, or what was said so far.", True
+    ),
     Member("instructions", STRING, "System prompt."),
     Member("max_output_tokens", integer(-1, INT32_MAX), "Most tokens of the answer."),
     Member("tools", array(_TOOL), "Functions that the model may call; tools of other types are passed over."),
@@ -132,6 +134,8 @@ def read_responses_request(body: Mapping[str, Any]) -> ResponsesRequest:
     if isinstance(given, str):
         messages.append({"role": "user", "content": given})
     elif isinstance(given, list):
+        if len(given) > MAX_MESSAGES:
+            raise invalid_request(f"'input' has too many items ({len(given)}, limit {MAX_MESSAGES})")
         for index, item in enumerate(given):
             _add_item(messages, item, f"input[{index}]")
     else:
