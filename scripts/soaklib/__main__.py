@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import signal
 import sys
 from pathlib import Path
 
@@ -42,6 +43,8 @@ def main() -> None:
         from demo_model import demo_model
 
         given.model = demo_model()
+    # the server must not outlive its soak
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     run = soak(
         Options(
             model=given.model,

@@ -122,8 +122,9 @@ class Soak:
         scene = Scene(server, await learn(server.address, random.Random(options.seed), options.known), n_ctx)
         run.at_rest.append(sample(server.pid))
         with watching(server, run):
-            for _ in range(options.rounds):
+            for number in range(options.rounds):
                 await self._round(scene, options.minutes * 60 / options.rounds)
+                self._say(number)
                 if server.exit_code() is not None:
                     break
         if server.exit_code() is None:
@@ -146,6 +147,14 @@ class Soak:
             self.ledger.violation("at rest", left)
         with contextlib.suppress(OSError):  # it has just ended
             self.run.at_rest.append(await self._settled())
+
+    def _say(self, number: int) -> None:
+        """How far the run is, for who waits for it."""
+        n_requests, n_wrong = sum(self.ledger.counts.values()), self.ledger.n_violations
+        rss = self.run.at_rest[-1].rss
+        rounds = f"round {number + 1} of {self.options.rounds}"
+        text = f"{rounds}: {n_requests} requests, {n_wrong} violations, {rss:.1f} MiB"
+        print(text, file=sys.stderr, flush=True)
 
     async def _settled(self) -> Sample:
         """The process once it is at rest: threads that came for the crowd go after a while.
