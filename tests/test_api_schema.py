@@ -354,6 +354,14 @@ def test_grammar_triggers() -> None:
     assert found == ((0, "q", 5), (0, "hello", HELLO), (1, "ab", -1), (3, "^a$", -1))
 
 
+@pytest.mark.parametrize("value", [r"(a*)b\1", r"(a)\\\1", r"(a)(b)(c)\3+"])
+def test_a_trigger_that_refers_back_is_refused(value: str) -> None:
+    for kind in (2, 3):
+        assert "refer back" in refused(grammar_triggers=[{"type": kind, "value": value}])
+    assert parse(grammar_triggers=[{"type": 1, "value": value}])
+    assert parse(grammar_triggers=[{"type": 2, "value": r"(a*)\\1\d\0"}])
+
+
 def test_a_trigger_word_of_one_token_must_be_preserved() -> None:
     assert "preserved token" in refused(grammar_triggers=[{"type": 1, "value": "hello"}])
 

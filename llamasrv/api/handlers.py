@@ -35,6 +35,7 @@ MAX_TRIGGER_CHARS = 65_536
 MAX_TRIGGERS = 1024
 #: Brackets within brackets of a trigger's pattern; the library's parser recurses.
 MAX_TRIGGER_DEPTH = 100
+_REFERS_BACK = re.compile(r"(?<!\\)(?:\\\\)*\\[1-9]")
 #: Each is compared with the whole vocabulary.
 MAX_BREAKERS = 64
 MAX_BREAKER_CHARS = 4096
@@ -203,6 +204,9 @@ def _trigger(state: RequestState, entry: Any) -> tuple[int, str, int]:
             return TRIGGER_TOKEN, text, tokens[0]
     elif _depth(text) > MAX_TRIGGER_DEPTH:
         raise FieldError(f"a grammar trigger is nested too deeply (limit {MAX_TRIGGER_DEPTH})")
+    elif _REFERS_BACK.search(text):
+        # no automaton matches it, and backtracking recurses over the text
+        raise FieldError("a grammar trigger must not refer back to a group")
     return kind, text, -1
 
 
