@@ -40,7 +40,7 @@ NO_BUNDLE = """\
 <p>This llamasrv was installed with <code>LLAMASRV_NO_UI</code> set, which leaves llama.cpp's web UI out. To have it,
 install again without that variable (<code>pip install .</code> in its source), or start the server with
 <code>--path DIR</code> to serve a page of your own.</p>
-<p>The API is there: <a href="health">/health</a>, <a href="v1/models">/v1/models</a>.</p>
+<p>The API is there; <a href="docs">/docs</a> is its manual.</p>
 """
 
 
