@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from server_process import ROOT
 
-from llamasrv.cli.startup import adjustments, is_router
+from llamasrv import binding
+from llamasrv.cli.startup import adjustments, is_router, warn_of_absent
+from llamasrv.engine import log
 
 
 def params(**changes: Any) -> dict[str, Any]:
@@ -59,6 +61,28 @@ def test_without_any_model_it_would_be_the_router() -> None:
     assert is_router(params(model=empty))
     for key in ("path", "hf_repo", "docker_repo"):
         assert not is_router(params(model={**empty, key: "x"}))
+
+
+@pytest.mark.parametrize(
+    ("args", "flags"),
+    [
+        ([], []),
+        (["--tools", "all"], ["--tools"]),
+        (["--ui-mcp-proxy"], ["--ui-mcp-proxy"]),
+        (["--mcp-servers-json", "{}"], ["--mcp-servers-config, --mcp-servers-json"]),
+        (["--agent"], ["--tools", "--ui-mcp-proxy"]),
+        (["--mmproj", "x.gguf"], ["--mmproj"]),
+    ],
+)
+def test_flags_without_a_feature_are_named(args: list[str], flags: list[str]) -> None:
+    lines: list[str] = []
+    log.set_sink(lambda level, text: lines.append(text), log.WARN)
+    try:
+        with binding.Params.parse(["x", "-m", "m.gguf", *args]) as parsed:
+            warn_of_absent(parsed.to_dict())
+    finally:
+        log.set_sink(lambda level, text: None, 0)
+    assert [line.partition("llama_server: ")[2].partition(": not available")[0] for line in lines] == flags
 
 
 @pytest.fixture(scope="session")

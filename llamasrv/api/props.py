@@ -48,7 +48,8 @@ def props_json(
         "eos_token": meta.eos_token,
         "build_info": meta.build_info,
         "is_sleeping": is_sleeping,
-        "cors_proxy_enabled": params["ui_mcp_proxy"],
+        # there is none, whatever --ui-mcp-proxy says: the page must not offer it
+        "cors_proxy_enabled": False,
     }
     if params["use_jinja"] and meta.chat_template_tool_use:
         out["chat_template_tool_use"] = meta.chat_template_tool_use

@@ -12,7 +12,7 @@ from llamasrv import binding
 from llamasrv.api.chat_settings import ChatSettings, log_chat_settings
 from llamasrv.api.context import check_model
 from llamasrv.cli.signals import SignalWatch
-from llamasrv.cli.startup import adjustments, check, check_ui_config, is_router
+from llamasrv.cli.startup import adjustments, check, check_ui_config, is_router, warn_of_absent
 from llamasrv.engine.log import srv_dbg, srv_err, srv_inf, srv_wrn
 from llamasrv.engine.server_context import ServerContext
 from llamasrv.http.app import create_app, short_requests
@@ -87,6 +87,7 @@ class Server:
         fields = params.to_dict()
         if fields["cors_origins"] == "*" and not fields["api_keys"]:
             srv_wrn("llama_server", "security: no API key is set and CORS allows all origins")
+        warn_of_absent(fields)
         check_ui_config(fields)
         config = HttpConfig.from_params(fields)
         config = replace(config, max_body_bytes=self._own["max_body_mib"] * 1024 * 1024)

@@ -52,6 +52,23 @@ def check(params: Mapping[str, Any]) -> None:
         _check_file("control vector", vector["fname"])
 
 
+def warn_of_absent(params: Mapping[str, Any]) -> None:
+    """Log a warning for each flag whose feature this server does not have; what asks for it is refused."""
+    for names, flags, effect in (
+        (("server_tools",), "--tools", "/tools answers 403"),
+        (("ui_mcp_proxy",), "--ui-mcp-proxy", "/cors-proxy answers 403"),
+        (
+            ("mcp_servers_config", "mcp_servers_json"),
+            "--mcp-servers-config, --mcp-servers-json",
+            "no MCP server is used",
+        ),
+    ):
+        if any(params[name] for name in names):
+            srv_wrn("llama_server", "%s: not available in this server, %s", flags, effect)
+    if params["mmproj"]["path"]:
+        srv_wrn("llama_server", "--mmproj: not available in this server, requests with images or audio are refused")
+
+
 def _check_file(kind: str, path: str) -> None:
     if not path:
         return
