@@ -9,6 +9,7 @@ from http.client import responses
 from typing import Any
 
 from waitress.channel import ClientDisconnected, HTTPChannel
+from waitress.parser import HTTPRequestParser, ParsingError
 from waitress.task import ErrorTask, WSGITask
 from waitress.utilities import build_http_date
 
@@ -147,12 +148,24 @@ class JsonErrorTask(ErrorTask):
         )
 
 
+class RequestParser(HTTPRequestParser):
+    """Refuses a request with two lengths: whoever stands before this server may go by the other one."""
+
+    def parse_header(self, header_plus: bytes) -> None:
+        super().parse_header(header_plus)
+        if self.chunked and "CONTENT_LENGTH" in self.headers:
+            raise ParsingError("Content-Length beside Transfer-Encoding")
+        if "TRANSFER_ENCODING" in self.headers:  # of HTTP/1.0, which has no such thing
+            raise ParsingError("Transfer-Encoding in HTTP/1.0")
+
+
 class ApiChannel(HTTPChannel):
     """A connection whose chunks leave from the worker's thread, at once."""
 
     server: Any
     socket: Any
 
+    parser_class = RequestParser
     task_class = HttpTask
     error_task_class = JsonErrorTask
 
