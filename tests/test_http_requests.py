@@ -344,6 +344,17 @@ def test_a_stream_is_logged_when_it_ends_and_who_left_is_named(served: Harness, 
     assert line.endswith(", client left")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_goes_after_the_answer_has_not_left(served: Harness, lines: list[str], stream: bool) -> None:
+    answer_with(served, "x")
+    for _ in range(20):
+        sock = served.post_raw("/v1/completions", {"prompt": "a", "stream": stream})
+        read_until(sock, b"[DONE]" if stream else b'"text":"x0"')
+        sock.close()
+    assert wait_for(lambda: len(of_access(lines)) == 20)
+    assert not any("client left" in line for line in lines)
+
+
 def test_monitoring_is_not_logged_unless_it_fails(served: Harness, lines: list[str]) -> None:
     answer_with(served, "x")
     for path in ("/health", "/v1/models", "/props"):

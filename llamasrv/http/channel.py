@@ -76,6 +76,9 @@ class HttpTask(WSGITask):
     channel: Any
     request: Any
 
+    #: The client went before the response was complete. One that goes right after its last byte did not leave.
+    client_left = False
+
     def build_response_header(self) -> bytes:
         return _header_block(self)
 
@@ -84,6 +87,7 @@ class HttpTask(WSGITask):
         # waitress drops extra leading slashes; "//health" is no route
         environ["PATH_INFO"] = self.request.path
         environ[FLUSH_HEADERS] = self._flush_headers
+        environ[CLIENT_GONE] = self._client_gone
         environ[ON_GONE] = self.channel.on_gone
         environ.setdefault(AT_END, [])
         return environ
@@ -93,14 +97,18 @@ class HttpTask(WSGITask):
         try:
             super().execute()
             status = int(self.status[:3])
-        except BaseException:
+        except BaseException as exc:
+            self.client_left |= isinstance(exc, ClientDisconnected)
             if self.wrote_header:
                 status = int(self.status[:3])
             raise
         finally:
-            client_left = self.channel.check_client_disconnected()
             for call in self.get_environment()[AT_END]:
-                call(status, client_left)
+                call(status, self.client_left)
+
+    def _client_gone(self) -> bool:
+        self.client_left |= self.channel.check_client_disconnected()
+        return self.client_left
 
     def _flush_headers(self) -> None:
         self.write(b"")
