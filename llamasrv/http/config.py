@@ -52,7 +52,10 @@ class HttpConfig:
             known["hostnames"] = tuple(known["hostnames"])
         if "api_keys" in known:
             # a key file with CRLF line ends must not yield keys that nobody can send
-            known["api_keys"] = tuple(key for key in (key.rstrip("\r") for key in known["api_keys"]) if key)
+            keys = tuple(key for key in (key.rstrip("\r") for key in known["api_keys"]) if key)
+            if known["api_keys"] and not keys:
+                raise ValueError("the API keys are all empty")  # rather than a server that is open to all
+            known["api_keys"] = keys
         if known.get("api_prefix"):
             prefix = str(known["api_prefix"]).strip("/")
             known["api_prefix"] = f"/{prefix}" if prefix else ""
