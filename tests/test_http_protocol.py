@@ -40,6 +40,7 @@ def error_of(data: bytes) -> tuple[int, dict[str, object]]:
     [
         pytest.param(b"GARBAGE\r\n\r\n", 400, "invalid_request_error", id="no start line"),
         pytest.param(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, "invalid_request_error", id="TLS"),
+        pytest.param(b"GET http://[ HTTP/1.1\r\n\r\n", 400, "invalid_request_error", id="no URI"),
         pytest.param(b"get /health HTTP/1.1\r\n\r\n", 400, "invalid_request_error", id="lower-case method"),
         pytest.param(b"GET /health HTTP/1.1\r\nno colon\r\n\r\n", 400, "invalid_request_error", id="bad header"),
         pytest.param(b"GET /health HTTP/1.1\r\nA: b\nC: d\r\n\r\n", 400, "invalid_request_error", id="bare LF"),

@@ -157,10 +157,17 @@ class JsonErrorTask(ErrorTask):
 
 
 class RequestParser(HTTPRequestParser):
-    """Refuses a request with two lengths: whoever stands before this server may go by the other one."""
+    """Refuses two things that waitress lets through.
+
+    A request with two lengths: whoever stands before this server may go by the other one. And an address that cannot be
+    taken apart, like ``http://[``, which would end the connection without an answer.
+    """
 
     def parse_header(self, header_plus: bytes) -> None:
-        super().parse_header(header_plus)
+        try:
+            super().parse_header(header_plus)
+        except ValueError:
+            raise ParsingError("Bad URI") from None
         if self.chunked and "CONTENT_LENGTH" in self.headers:
             raise ParsingError("Content-Length beside Transfer-Encoding")
         if "TRANSFER_ENCODING" in self.headers:  # of HTTP/1.0, which has no such thing
