@@ -196,7 +196,8 @@ def test_a_plain_request_can_be_cancelled_by_its_name(served: Harness) -> None:
     [(status, answer)] = answers
     assert (status, answer["error"]["message"]) == (400, "The request was cancelled")
     assert served.context.cancelled.get(timeout=60) == task.id
-    assert served.request("DELETE", "/v1/requests/mine")[0].status == 404
+    # its worker may still be about to forget it
+    assert wait_for(lambda: served.request("DELETE", "/v1/requests/mine")[0].status == 404)
 
 
 def test_a_cancelled_stream_ends_with_an_error_frame(served: Harness) -> None:
@@ -398,6 +399,23 @@ def test_a_path_cannot_forge_a_line(served: Harness, lines: list[str]) -> None:
     assert wait_for(lambda: bool(of_access(lines)))
     assert all(line.count("\n") == 1 for line in lines)
     assert "GET /a\\nsrv" in "".join(lines)
+
+
+def test_the_name_of_a_stream_cannot_forge_a_line(served: Harness, lines: list[str]) -> None:
+    assert served.request("DELETE", "/v1/stream?conv_id=a%0asrv%20%20access:%20forged%1b")[0].status == 204
+    assert wait_for(lambda: bool(of_access(lines)))
+    assert "conv_id=a\\nsrv  access: forged\\x1b\n" in "".join(lines)
+    assert all(line.count("\n") == 1 and "\x1b" not in line for line in lines)
+
+
+def test_an_error_that_quotes_the_request_is_told_to_the_client_alone(served: Harness, lines: list[str]) -> None:
+    item = {"content": "my secret", "type": "sheet"}
+    response, body = served.request("POST", "/v1/responses", {"input": [item]})
+    assert response.status == 400
+    assert b"my secret" in body
+    assert wait_for(lambda: bool(of_access(lines)))
+    assert "POST /v1/responses 400" in "".join(lines)
+    assert "secret" not in "".join(lines)
 
 
 def test_structured_lines_have_the_same_facts(served: Harness) -> None:

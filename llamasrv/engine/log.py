@@ -50,9 +50,17 @@ def active(level: int) -> bool:
     return level <= _threshold
 
 
+def _text(level: int, fmt: str, args: tuple[object, ...]) -> str:
+    """The message. One line below the debug level: nobody shall begin a new one with a name of his choice."""
+    text = fmt % args if args else fmt
+    if text.isprintable() or level >= DEBUG:
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
 def _srv(level: int, prefix: str, where: str, fmt: str, args: tuple[object, ...]) -> None:
     if level <= _threshold:
-        _sink(level, f"{prefix:<4} {where[:12]:>12}: {fmt % args if args else fmt}\n")
+        _sink(level, f"{prefix:<4} {where[:12]:>12}: {_text(level, fmt, args)}\n")
 
 
 def srv_err(where: str, fmt: str, *args: object) -> None:
@@ -90,8 +98,7 @@ def res_dbg(where: str, fmt: str, *args: object) -> None:
 def _slt(level: int, slot: Slot, where: str, fmt: str, args: tuple[object, ...]) -> None:
     if level <= _threshold:
         id_task = slot.task.id if slot.task else -1
-        text = fmt % args if args else fmt
-        _sink(level, f"slot {where[:12]:>12}: id {slot.id:2d} | task {id_task} | {text}\n")
+        _sink(level, f"slot {where[:12]:>12}: id {slot.id:2d} | task {id_task} | {_text(level, fmt, args)}\n")
 
 
 def slt_err(slot: Slot, where: str, fmt: str, *args: object) -> None:

@@ -78,5 +78,6 @@ def exception_response(exc: Exception) -> Response:
         srv_err("http", "exception in a request: %r", exc)
         srv_dbg("http", "%s", "".join(traceback.format_exception(exc)))
         response = error_response(ApiError(ErrorType.SERVER, str(exc) or type(exc).__name__))
-    srv_wrn("http", "got exception: %s", response.get_data(as_text=True))
+    # what is wrong with a request may quote it: text of prompts stays out of the log that people keep
+    (srv_dbg if response.status_code < 500 else srv_wrn)("http", "got exception: %s", response.get_data(as_text=True))
     return response
