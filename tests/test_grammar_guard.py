@@ -69,7 +69,6 @@ def test_answers_under_one_grammar_are_clones_of_one_sampler(server: ServerProce
         "^a*(x)$",
         "(?:a|aa)*(x)",
         "nothing (like) that|(x)",
-        "(x)\\1*",
     ],
 )
 def test_a_trigger_starts_the_grammar_at_its_group(server: ServerProcess, pattern: str) -> None:
