@@ -142,7 +142,7 @@ def plain_routes(state: ServerState) -> list[Route]:
     def run() -> Response:
         body = request.get_json()
         client = Client(request.environ)
-        reader = state.context.reader()
+        reader = state.reader()
         reader.post_task(Task(id=reader.new_id(), type=TaskType.COMPLETION))
         if body.get("stream"):
             return stream_response(reader, body.get("format") or PlainFormat(), client, body.get("ping", 0))

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from http_harness import Harness, plain_routes, serve
+from http_harness import Harness, plain_routes, serve, wait_for
 
+from llamasrv.engine import log
 from llamasrv.engine.task import Task
 from llamasrv.http.config import HttpConfig
+from llamasrv.http.requests import RequestRecord
 from llamasrv.http.route import Route
 from llamasrv.http.routes import vertex
 from llamasrv.http.state import ServerState
@@ -96,6 +98,39 @@ def test_streaming_is_switched_off(harness: Harness) -> None:
     harness.context.on_task = lambda task: harness.context.end(task, "text")
     status, body = predict(harness, {"instances": [{"@requestFormat": "run", "stream": True}]})
     assert (status, body) == (200, {"predictions": [["text"]]})
+
+
+def test_a_prediction_is_one_request_with_one_end(harness: Harness) -> None:
+    lines: list[str] = []
+    log.set_sink(lambda level, text: lines.append(text), log.INFO)
+    try:
+        key = {"Authorization": "Bearer secret"}
+        answers: list[tuple[int, Any]] = []
+        body = {"instances": [{"@requestFormat": "run"}, {"@requestFormat": "run"}]}
+        thread = threading.Thread(target=lambda: answers.append(predict(harness, body)))
+        thread.start()
+        tasks = {harness.context.next_task().id for _ in range(2)}
+        [record] = harness.state.requests.all()
+        assert set(record.task_ids) == tasks
+        record.cancel()
+        thread.join(60)
+        [(status, got)] = answers
+        assert status == 200
+        assert [part["error"]["message"] for part in got["predictions"]] == ["The request was cancelled"] * 2
+        assert {harness.context.cancelled.get(timeout=60) for _ in tasks} == tasks
+        assert wait_for(lambda: not harness.state.requests.all())
+        assert harness.request("GET", "/api/nothing", headers=key)[0].status == 404
+        assert wait_for(lambda: any("/api/nothing" in line for line in lines))
+        assert [line.split()[3] for line in lines if "access: " in line] == ["/api/predict", "/api/nothing"]
+    finally:
+        log.set_sink(lambda level, text: None, 0)
+
+
+def test_an_instance_has_a_limit_of_its_own() -> None:
+    whole = RequestRecord(id="a", method="POST", path="/predict", caller="")
+    part = whole.part()
+    part.timeout_s = 5.0
+    assert (whole.timeout_s, whole.part().timeout_s) == (0.0, 0.0)
 
 
 def test_an_instance_that_fails_does_not_harm_the_others(harness: Harness) -> None:

@@ -7,7 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llamasrv.engine.reader import ResponseReader, Usage
@@ -45,6 +45,12 @@ class RequestRecord:
     timeout_s: float = 0.0
     is_cancelled: bool = False
     readers: list[ResponseReader] = field(default_factory=list)
+    #: The request that this one is a part of.
+    whole: RequestRecord | None = None
+
+    def part(self) -> RequestRecord:
+        """For a request inside this one: it has a limit of its own, and is listed, cancelled and logged with this."""
+        return replace(self, whole=self, timeout_s=0.0)  # the readers are those of both
 
     def attach(self, reader: ResponseReader) -> None:
         """Let the record's limit and cancellation apply to what this reader waits for."""
@@ -52,7 +58,7 @@ class RequestRecord:
         if self.timeout_s > 0:
             reader.set_timeout(self.timeout_s, self.began)
         # in this order: who cancels sets the mark first and looks at the readers then
-        if self.is_cancelled:
+        if (self.whole or self).is_cancelled:
             reader.cancel(CANCELLED)
 
     def cancel(self) -> None:

@@ -13,8 +13,9 @@ from flask import Flask, Response, current_app, request
 from llamasrv.api.errors import ApiError, invalid_request
 from llamasrv.api.jsonio import dumps, parse, parse_object
 from llamasrv.engine.log import srv_wrn
-from llamasrv.http.channel import FLUSH_HEADERS
+from llamasrv.http.channel import AT_END, FLUSH_HEADERS
 from llamasrv.http.errors import exception_response, json_response
+from llamasrv.http.requests import RECORD, RequestRecord
 from llamasrv.http.resume import CONVERSATION
 from llamasrv.http.route import Route
 from llamasrv.http.state import ServerState
@@ -97,8 +98,12 @@ def _call(app: Flask, environ: dict[str, Any], prefix: str, target: Route, paylo
     """The JSON value that a route answers with, errors too."""
     body = dumps(payload)
     own = {name: value for name, value in environ.items() if not name.startswith(("werkzeug.", "flask."))}
-    for name in (FLUSH_HEADERS, CONVERSATION, "HTTP_TRANSFER_ENCODING"):
+    # without AT_END no record is made for it: it is a part of the prediction
+    for name in (AT_END, FLUSH_HEADERS, CONVERSATION, "HTTP_TRANSFER_ENCODING"):
         own.pop(name, None)
+    record = own.get(RECORD)
+    if isinstance(record, RequestRecord):
+        own[RECORD] = record.part()
     own.update(
         {
             "REQUEST_METHOD": target.method,
