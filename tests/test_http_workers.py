@@ -196,6 +196,34 @@ def test_a_crowd_is_accepted_at_one_look(monkeypatch: pytest.MonkeyPatch) -> Non
         assert wait_for(lambda: seen[-1] == 0)
 
 
+def test_nobody_waits_while_a_thread_is_being_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = ElasticDispatcher("test", n_base=1, n_extra=5)
+    blocker = BlockingJob()
+    pool.add_task(blocker)
+    assert blocker.started.wait(60)
+    gate, held = threading.Event(), threading.Event()
+    start = threading.Thread.start
+
+    def slow_start(self: threading.Thread) -> None:
+        if self.name == "test-1":
+            held.set()
+            assert gate.wait(300)
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", slow_start)
+    order: list[int] = []
+    for i in range(3):
+        pool.add_task(QuickJob(lambda i=i: order.append(i)))
+    assert held.wait(60)
+    assert pool.n_busy >= 4
+    # the one that there is does them meanwhile
+    blocker.release.set()
+    assert wait_for(lambda: len(order) == 3)
+    assert order == [0, 1, 2]
+    gate.set()
+    assert pool.shutdown(timeout=60)
+
+
 def test_a_lost_chance_to_start_a_thread_is_survived(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = ElasticDispatcher("test", n_base=1, n_extra=5)
     blocker = BlockingJob()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import threading
 import time
 from collections.abc import Callable
@@ -39,9 +40,14 @@ class ElasticDispatcher(ThreadedTaskDispatcher):
         self._n_extra = n_extra
         self._idle_s = idle_s
         self._stopping = False
-        with self.lock:
-            for _ in range(n_base):
-                self._start_worker()
+        #: Numbers of workers that are still to be started, and who starts them.
+        self._unborn: collections.deque[int] = collections.deque()
+        self._unborn_cv = threading.Condition(self.lock)
+        self._starter: threading.Thread | None = None
+        for number in range(n_base):
+            self.threads.add(number)
+            self.active_count += 1
+            self._start(number)
 
     @property
     def n_threads(self) -> int:
@@ -64,7 +70,7 @@ class ElasticDispatcher(ThreadedTaskDispatcher):
             # idle threads that were woken but have not taken their job yet count as idle, their jobs as queued
             if len(self.queue) > len(self.threads) - self.active_count:
                 if len(self.threads) < self._n_base + self._n_extra:
-                    self._start_worker()
+                    self._add_worker()
             else:
                 self.queue_cv.notify()
 
@@ -72,21 +78,56 @@ class ElasticDispatcher(ThreadedTaskDispatcher):
         """Let idle threads end and wait for busy ones; True when none is left after ``timeout`` seconds."""
         with self.lock:
             self._stopping = True
+            while self._unborn:
+                self._forget(self._unborn.popleft())
+            self._unborn_cv.notify_all()
             while cancel_pending and self.queue:
                 self.queue.popleft().cancel()
             self.queue_cv.notify_all()
             return self.thread_exit_cv.wait_for(lambda: not self.threads, timeout)
 
-    def _start_worker(self) -> None:
+    def _add_worker(self) -> None:
+        """Have one started, with the lock held: not here, for that lasts until the new thread has had its first turn.
+
+        In a crowd of threads turns are rare, and the I/O thread has everybody else to look after.
+        """
         number = next(i for i in range(len(self.threads) + 1) if i not in self.threads)
-        thread = threading.Thread(target=self._work, args=(number,), name=f"{self._name}-{number}", daemon=True)
         self.threads.add(number)
         self.active_count += 1
+        if self._starter is None:
+            starter = threading.Thread(target=self._start_all, name=f"{self._name}-starter", daemon=True)
+            try:
+                starter.start()
+            except RuntimeError as exc:
+                self._forget(number)
+                srv_wrn("workers", "cannot start an HTTP worker: %s", exc)
+                return
+            self._starter = starter
+        self._unborn.append(number)
+        self._unborn_cv.notify()
+
+    def _forget(self, number: int) -> None:
+        """A worker that was not started, with the lock held."""
+        self.threads.discard(number)
+        self.active_count -= 1
+        self.thread_exit_cv.notify_all()
+
+    def _start_all(self) -> None:
+        while True:
+            with self.lock:
+                self._unborn_cv.wait_for(lambda: self._stopping or self._unborn)
+                if self._stopping:
+                    return
+                number = self._unborn.popleft()
+            self._start(number)
+
+    def _start(self, number: int) -> None:
+        thread = threading.Thread(target=self._work, args=(number,), name=f"{self._name}-{number}", daemon=True)
         try:
             thread.start()
         except RuntimeError as exc:  # the system allows no more threads: the job waits for one that exists
-            self.threads.discard(number)
-            self.active_count -= 1
+            with self.lock:
+                self._forget(number)
             srv_wrn("workers", "cannot start an HTTP worker: %s", exc)
 
     def _has_news(self) -> bool:
