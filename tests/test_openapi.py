@@ -120,6 +120,17 @@ def test_every_field_of_a_completion_is_a_member() -> None:
     assert (members["n_predict"]["minimum"], members["n_predict"]["type"]) == (-1, ["integer", "null"])
 
 
+def test_what_a_dialect_passes_over_is_no_member_of_it() -> None:
+    schemas = request_schemas(Facts())
+    declared = {member.name for member in responses.MEMBERS}
+    members = set(schemas["ResponsesRequest"]["properties"])
+    assert {"n", "n_cmpl"} <= responses.CONSUMED - declared
+    assert not members & (responses.CONSUMED - declared)
+    assert declared <= members
+    assert {"temperature", "n_predict"} <= members
+    assert {"n", "n_cmpl"} <= set(schemas["ChatRequest"]["properties"])
+
+
 def test_defaults_are_those_of_the_server() -> None:
     facts = Facts(defaults=api_context(n_predict=77).schema.defaults)
     members = request_schemas(facts)["CompletionRequest"]["properties"]

@@ -58,6 +58,7 @@ def request_schemas(facts: Facts) -> dict[str, Schema]:
     if facts.n_embd:
         vectors["properties"]["dimensions"]["maximum"] = facts.n_embd
     for_chats = [member for member in fields if member.name not in _NOT_IN_CHATS]
+    for_responses = [member for member in for_chats if member.name not in responses.CONSUMED]
     return {
         "Token": {**token, "description": "Id of a token of the vocabulary."},
         "ChatMessage": MESSAGE,
@@ -65,7 +66,7 @@ def request_schemas(facts: Facts) -> dict[str, Schema]:
         "CompletionRequest": body(_merged(completion.MEMBERS, fields)),
         "InfillRequest": body(_merged(infill.MEMBERS, completion.MEMBERS, fields)),
         "ChatRequest": body(_merged(chat_params.MEMBERS, completion.MEMBERS[1:2], for_chats)),
-        "ResponsesRequest": body(_merged(responses.MEMBERS, completion.MEMBERS[1:2], for_chats)),
+        "ResponsesRequest": body(_merged(responses.MEMBERS, completion.MEMBERS[1:2], for_responses)),
         "MessagesRequest": body((*anthropic.MEMBERS, TIMEOUT)),
         "EmbeddingsRequest": {**vectors, **one_of},
         "RerankRequest": {**body((*rerank.MEMBERS, TIMEOUT)), **documents},

@@ -31,7 +31,7 @@ from llamasrv.engine.log import srv_wrn
 #: What only a service that keeps earlier requests can follow.
 _STORED = ("previous_response_id", "conversation", "prompt", "background")
 #: Members that mean something else to a completion, or nothing. There is one answer to a request.
-_CONSUMED = frozenset(
+CONSUMED = frozenset(
     {
         "input",
         "instructions",
@@ -141,7 +141,7 @@ def read_responses_request(body: Mapping[str, Any]) -> ResponsesRequest:
     else:
         raise invalid_request("'input' must be a string or array of objects")
 
-    chat = {name: value for name, value in body.items() if name not in _CONSUMED}
+    chat = {name: value for name, value in body.items() if name not in CONSUMED}
     chat["messages"] = messages
     tools = _read_tools(body.get("tools"))
     if tools:
