@@ -35,7 +35,7 @@ def serve(params: binding.Params, own: dict[str, Any]) -> int:
     """Run one server; returns the exit code. ``own``: values of our own flags. On the main thread."""
     srv_inf("llama_server", "initializing ...")
     if is_router(params.to_dict()):
-        srv_err("llama_server", "no model given: use -m FILE, -hf REPO or -mu URL")
+        srv_err("llama_server", "no model given: use -m FILE, -hf REPO or -mu URL; a folder of models is not served")
         return 1
     server = Server(own)
     code = 0
