@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from make_tiny_models import make_all
+from nativebuild.cache import cache_root
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / "scripts"
@@ -37,16 +38,12 @@ def unavailable(reason: str) -> None:
     pytest.skip(reason)
 
 
-def cache_dir() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llamasrv"
-
-
 @pytest.fixture(scope="session")
 def tiny_models() -> dict[str, Path]:
     """Name -> file of every model of scripts/make_tiny_models.py, made once per version of that file."""
     source = SCRIPTS / "make_tiny_models.py"
     key = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
-    return make_all(cache_dir() / "tiny-models" / key)
+    return make_all(cache_root() / "tiny-models" / key)
 
 
 @pytest.fixture(scope="session")
