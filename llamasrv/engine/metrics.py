@@ -34,8 +34,8 @@ def _times() -> Histogram:
 class RequestMetrics:
     """How requests fare, each counted once however many completions it asks for; times in seconds.
 
-    A request with a list of prompts or inputs counts as one for each. One that is cancelled is in those histograms whose
-    moment it reached, and has no duration.
+    A request with a list of prompts or inputs counts as one for each. One that is cancelled is in those histograms
+    whose moment it reached, and has no duration.
 
     All count from the moment at which a request is in the queue, its prompt tokenized.
     """
