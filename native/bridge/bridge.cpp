@@ -49,6 +49,9 @@ std::shared_mutex log_mutex;
 thread_local std::string * captured_errors = nullptr;
 
 void log_callback(enum ggml_log_level level, const char * text, void * user_data) {
+    if (level == GGML_LOG_LEVEL_ERROR && running_call::is_stopped()) {
+        level = GGML_LOG_LEVEL_DEBUG; // it fails because it was told to
+    }
     if (level == GGML_LOG_LEVEL_ERROR && captured_errors != nullptr && captured_errors->size() < 4096) {
         *captured_errors += text;
     }

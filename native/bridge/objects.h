@@ -101,15 +101,24 @@ class running_call {
   public:
     running_call(lsrv_engine * engine, uint64_t serial) : engine(engine) {
         engine->running.store(serial, std::memory_order_relaxed);
+        current = engine;
     }
 
-    ~running_call() { engine->running.store(0, std::memory_order_relaxed); }
+    ~running_call() {
+        current = nullptr;
+        engine->running.store(0, std::memory_order_relaxed);
+    }
+
+    // Whether the call of this thread was told to stop.
+    static bool is_stopped() { return current != nullptr && lsrv_engine::must_abort(current); }
 
     running_call(const running_call &)             = delete;
     running_call & operator=(const running_call &) = delete;
 
   private:
     lsrv_engine * engine;
+
+    static inline thread_local lsrv_engine * current = nullptr;
 };
 
 // lsrv_decode(), with the decision order of each entry unless `order` is NULL.
