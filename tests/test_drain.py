@@ -136,24 +136,40 @@ DIALECTS = [
 ]
 
 
-def test_after_the_drain_every_dialect_is_told_in_its_own_words(tiny_model_path: Path) -> None:
-    flags = ("-m", tiny_model_path, "-c", 8192, "-np", 6, "-t", 1, "--context-shift", "--drain-seconds", 0.5)
+def after_the_drain(model: Path) -> tuple[bool, list[tuple[list[str], Any]], int]:
+    """Whether the server ended before it was out of time; lines and last frame of each stream; status of a plain one.
+
+    The streams are read side by side: a worker has to hand over all that came before its last words.
+    """
+    flags = ("-m", model, "-c", 8192, "-np", 6, "-t", 1, "--context-shift", "--drain-seconds", 0.5)
     with ServerProcess(*flags) as server, contextlib.ExitStack() as stack:
         streams = [stack.enter_context(server.stream(path, body, timeout=SOON)) for path, body, _ in DIALECTS]
-        plain = Background(lambda: server.post("/completion", {**ENDLESS, "stream": False}, timeout=SOON))
-        frames = [iter(stream) for stream in streams]
-        for part in frames:
-            next(part)
+        plain = Background(lambda: server.post("/completion", {**ENDLESS, "stream": False}, timeout=SOON).status)
+        readers = [Background(lambda stream=stream: list(stream)[-1]) for stream in streams]
         wait_for(lambda: sum(slot["is_processing"] for slot in server.get("/slots").json()) == 6)
         server.process.send_signal(signal.SIGTERM)
-        for (path, _, marker), stream, part in zip(DIALECTS, streams, frames, strict=True):
-            last = list(part)[-1]
-            assert last["error"]["type"] == "unavailable_error", path
-            assert "shutting down" in last["error"]["message"], path
-            name = stream.lines[-2] if marker.startswith("event") else stream.lines[-1]
-            assert name.startswith(marker), path
-        assert plain.get().status == 503
         assert server.process.wait(SOON) == 0
+        if "did not end in time" in server.log:
+            return False, [], 0
+        return (
+            True,
+            [(stream.lines, reader.get()) for stream, reader in zip(streams, readers, strict=True)],
+            plain.get(),
+        )
+
+
+def test_after_the_drain_every_dialect_is_told_in_its_own_words(tiny_model_path: Path) -> None:
+    for _ in range(5):  # a machine that is too busy for the limit of time says nothing about words
+        in_time, ends, status = after_the_drain(tiny_model_path)
+        if in_time:
+            break
+    assert in_time
+    assert status == 503
+    for (path, _, marker), (lines, last) in zip(DIALECTS, ends, strict=True):
+        assert last["error"]["type"] == "unavailable_error", path
+        assert "shutting down" in last["error"]["message"], path
+        name = lines[-2] if marker.startswith("event") else lines[-1]
+        assert name.startswith(marker), path
 
 
 def test_without_a_drain_it_ends_at_once(tiny_model_path: Path) -> None:
