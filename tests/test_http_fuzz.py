@@ -150,7 +150,9 @@ def test_a_request_of_two_lengths_hides_no_other(served: Harness, data: bytes) -
     assert check_answers(answer) <= 2
     assert b"smuggled" not in answer
     old = b"POST /echo HTTP/1.0\r\nConnection: keep-alive\r\n" + data + b"HTTP/1.0\r\n\r\n"
-    assert check_answers(talk(served, old, [])) <= 1
+    # the continued line belongs to A: a request without a body, and what follows is another, which is none
+    is_whole = data.startswith(b"A:")
+    assert check_answers(talk(served, old, [])) <= 1 + is_whole
     # what follows a request whose end is doubtful is not read
     if b"HTTP/1.1 200" in answer:
         assert answer.count(b"HTTP/1.1 404") == 0
