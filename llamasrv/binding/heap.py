@@ -13,7 +13,8 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 #: needed; Python threads allocate one at a time and gain nothing from so many.
 MAX_ARENAS = 4
 #: Blocks from this size on go back to the system when they are freed, bytes. glibc's own choice grows up to 32 MiB.
-MMAP_BYTES = 1 << 20
+#: More than the candidates of a token take, 12 bytes for each of a vocabulary.
+MMAP_BYTES = 4 << 20
 #: Free memory at the end of a heap that is kept, bytes.
 KEPT_BYTES = 4 << 20
 
