@@ -127,7 +127,8 @@ DIALECTS = [
     ("/completion", ENDLESS, "data: "),
     ("/v1/completions", {**ENDLESS, "max_tokens": 100_000}, "data: "),
     ("/v1/chat/completions", CHAT, "data: "),
-    ("/v1/messages", CHAT, "event: error"),
+    # knows no ignore_eos: greedily the tiny model never comes to an end
+    ("/v1/messages", {**CHAT, "temperature": 0, "top_k": 1}, "event: error"),
     (
         "/v1/responses",
         {"input": "Hi", "max_output_tokens": 100_000, "ignore_eos": True, "stream": True},
