@@ -382,10 +382,9 @@ class BatchBuilder:
         """Answer a slot's task with an unexpected error and free the slot."""
         slt_err(slot, "update_slots", "got exception: %s", exc)
         if slot.is_processing:
-            if str(exc).startswith(GRAMMAR_ERRORS):
-                self.emit.slot_error(slot, f"got exception: {exc}", ErrorType.INVALID_REQUEST)
-            else:
-                self.emit.slot_error(slot, f"got exception: {exc}")
+            is_of_request = str(exc).startswith(GRAMMAR_ERRORS)
+            type_ = ErrorType.INVALID_REQUEST if is_of_request else ErrorType.SERVER
+            self.emit.slot_error(slot, f"got exception: {exc}", type_)
             self._release(slot)
 
     def tasks_in(self, offset: int, end: int) -> frozenset[int]:

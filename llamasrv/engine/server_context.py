@@ -274,7 +274,7 @@ class ServerContext:
 
     def retry_after_s(self) -> int:
         """Seconds, 1 to 60, after which a place in the queue can be hoped for."""
-        mean_s = self.metrics.requests.duration.copy().mean
+        mean_s = self.metrics.requests.duration.mean
         return max(1, min(60, round(mean_s * self.response.n_open / max(1, self.config.n_parallel))))
 
     # -- tasks
